@@ -7,18 +7,26 @@ BIN    := .venv/bin
 MODEL  := .models/SmolLM2-135M-Instruct.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fresh engines model lint format types unit unit-all coverage bench clean
+.PHONY: help demo docs screenshots test test-all fresh engines model lint format types unit unit-all coverage bench clean
 
-# Tiers by folder. These need no root, no container engine and no language model; all other
-# folders of tests/ belong to `make test-all`.
-QUICK := $(addprefix tests/,unit properties conformance integration simulation acceptance docs typing)
+# Tiers by folder. These need no root, no container engine and no language model. The folders named
+# `live`, workloads/pipes (PyTorch), chaos, browser, examples and benchmarks belong to `make test-all`.
+QUICK := $(addprefix tests/,core control adapters models api app cli config worker workloads testing \
+	conformance properties simulation acceptance docs typing examples/news) \
+	--ignore-glob='*/live' --ignore=tests/workloads/pipes
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.installed-demo ## run all kinds of jobs, also through HTTP, and show each one's way
-	-@test -e $(MODEL) || $(BIN)/penstock models pull smollm2 --models-dir $(dir $(MODEL))
+	-@test -e $(MODEL) || $(BIN)/penstock model pull smollm2 --models-dir $(dir $(MODEL))
 	$(BIN)/python examples/demo.py
+
+docs: .venv/.installed-docs ## build the documentation site into build/site (then: python -m http.server -d build/site)
+	$(BIN)/python -m mkdocs build --strict
+
+screenshots: .venv/.installed-test ## the dashboard's pages, phone and desktop, light and dark, into build/screenshots
+	PYTHONPATH=. $(BIN)/python tools/screenshots.py
 
 test: lint types unit ## the quick checks: lint, types, layers, quick tests (no root, no engines)
 
@@ -28,14 +36,14 @@ fresh: ## as root on Debian: README's commands in an empty Debian; COMMANDS="...
 	@tools/fresh.sh $(COMMANDS)
 
 engines: ## install the container engines that tests start (Debian, as root; else they are skipped)
-	@sh tests/containers/install.sh
+	@sh tests/support/install.sh
 
 model: $(MODEL) ## fetch the small language model that tests use (94 MB, once)
 
 $(MODEL): | .venv/.installed
-	$(BIN)/penstock models pull smollm2 --models-dir $(@D)
+	$(BIN)/penstock model pull smollm2 --models-dir $(@D)
 
-.venv-clients/.installed: tests/openai/clients.txt
+.venv-clients/.installed: tests/support/openai/clients.txt
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/pip install -q -r $<
 	@touch $@

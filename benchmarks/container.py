@@ -5,24 +5,21 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import report
 from contained import bare, ours
-from measure import busy_percent, flush_times, machine
-from options import add_options, command, publish, tell, verdict
+from harness import Benchmark, Figures, Run, look, medians
 from run import scratch
 
+from penstock.app.portal import new_event_loop
 from penstock.testing.engines import (
     IMAGE,
     EngineMissing,
@@ -35,7 +32,6 @@ from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
 
-GROUPS = ("docker", "podman", "runc", "crun")
 AT_ONCE = (1, 2, 4)
 
 
@@ -49,51 +45,21 @@ class Side(NamedTuple):
     """The runtime's own example of a container, which has thinner walls."""
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
-    began, notes = time.monotonic(), list[str]()
-    busy = [busy_percent()]
-    with scratch(options.folder) as folder, ExitStack() as stack:
+def measure_all(run: Run) -> dict[str, Any]:
+    run.facts["engines"] = ", ".join(programs())
+    with scratch(run.options.folder) as folder, ExitStack() as stack:
         sides = []
-        for name in options.only:
+        for name in run.options.only:
             try:
                 sides.append(SIDES[name](folder, stack))
             except EngineMissing as missing:
-                notes.append(f"{name} was left out: {missing}")
-        runs: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
-        for turn in range(options.repeats or (1 if options.quick or options.tiny else 3)):
+                run.notes.append(f"{name} was left out: {missing}")
+        runs: dict[str, list[Figures]] = {side.name: [] for side in sides}
+        for turn in range(run.repeats):
             for side in sides:
-                busy.append(busy_percent())
-                tell(f"{side.name} ({turn + 1})")
-                runs[side.name].append(measured(side, folder / f"{side.name}-{turn}", options))
-        flush = median(flush_times(folder)) * 1e3
-    results = {
-        name: {key: median(run[key] for run in several) for key in several[0]}
-        for name, several in runs.items()
-    }
-    everything = {
-        "command": command("container.py", GROUPS, options),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            **machine(),
-            "disk": f"4 KiB appended and flushed in {flush:.2f} ms (median)",
-            "engines": ", ".join(versions()),
-            "others": f"kept the cores {median(busy):.0f}% busy (median), at most {max(busy):.0f}%",
-        },
-        "results": results,
-        "notes": notes,
-    }
-    tell(f"took {time.monotonic() - began:.0f} s")
-    publish(everything, page(everything), options)
-    return 0
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The container worker beside the bare engines.")
-    parser.add_argument("--quick", action="store_true", help="fewer containers: a minute or two")
-    parser.add_argument("--tiny", action="store_true", help="a few, to see that it works")
-    add_options(parser, GROUPS)
-    return parser.parse_args(arguments)
+                look(side.name, turn)
+                runs[side.name].append(measured(side, folder / f"{side.name}-{turn}", run))
+    return {name: medians(several) for name, several in runs.items()}
 
 
 # -- sides --------------------------------------------------------------------------
@@ -139,10 +105,10 @@ def short(stack: ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pb-")))
 
 
-def measured(side: Side, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    few = 3 if options.tiny else (10 if options.quick else 25) * side.faster
-    many = 4 if options.tiny else (12 if options.quick else 40) * side.faster
-    megabytes = 5 if options.tiny else 100
+def measured(side: Side, folder: Path, run: Run) -> Figures:
+    few = run.sized(25 * side.faster, 10 * side.faster, 3)
+    many = run.sized(40 * side.faster, 12 * side.faster, 4)
+    megabytes = run.sized(100, 100, 5)
     folder.mkdir()
     side.bare.run("true")
     figures = {"bare_ms": side.bare.one_by_one(few) * 1e3}
@@ -150,27 +116,29 @@ def measured(side: Side, folder: Path, options: argparse.Namespace) -> dict[str,
         side.example.run("true")
         figures["example_ms"] = side.example.one_by_one(few) * 1e3
 
-    async def of_ours(work: Callable[[ContainerEngine], Any]) -> Any:
+    async def with_engine(work: Callable[[ContainerEngine], Any]) -> Any:
         engine = side.engine()
         try:
             return await work(engine)
         finally:
             await engine.close()
 
-    figures |= asyncio.run(of_ours(lambda e: ours.one_by_one(e, folder / "one", few)))
+    def of_ours(work: Callable[[ContainerEngine], Any]) -> Any:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:  # as the command does
+            return runner.run(with_engine(work))
+
+    figures |= of_ours(lambda e: ours.one_by_one(e, folder / "one", few))
     for at_once in AT_ONCE:
         figures[f"bare_rate_{at_once}"] = side.bare.rate(many, at_once)
-        figures[f"rate_{at_once}"] = asyncio.run(
-            of_ours(lambda e, n=at_once: ours.rate(e, folder / f"many-{n}", many, n))
+        figures[f"rate_{at_once}"] = of_ours(
+            lambda e, n=at_once: ours.rate(e, folder / f"many-{n}", many, n)
         )
     figures["bare_output_s"] = side.bare.run("head", "-c", str(megabytes * 10**6), "/dev/zero")
-    figures["output_s"] = asyncio.run(
-        of_ours(lambda e: ours.output(e, folder / "output", megabytes))
-    )
+    figures["output_s"] = of_ours(lambda e: ours.output(e, folder / "output", megabytes))
     return figures
 
 
-def versions() -> Iterator[str]:
+def programs() -> Iterator[str]:
     for program in ("dockerd", "podman", "runc", "crun"):
         try:
             said = subprocess.run([program, "--version"], capture_output=True, text=True)
@@ -184,8 +152,7 @@ def versions() -> Iterator[str]:
 
 def page(everything: dict[str, Any]) -> str:
     results = everything["results"]
-    parts = [*report.origin(everything), targets(results)]
-    parts += ["One container after another (`true`):"]
+    parts = ["One container after another (`true`):"]
     rows = [
         [
             name,
@@ -225,8 +192,7 @@ def page(everything: dict[str, Any]) -> str:
         for name, f in results.items()
     ]
     parts += [report.table(["engine", "its command, s", "Penstock, s", ""], rows)]
-    parts += [f"- {note}" for note in everything["notes"]]
-    return "\n\n".join(parts)
+    return report.page(everything, goals(results), *parts)
 
 
 GOALS = {"docker": 1.15, "podman": 1.15, "runc": 1.15, "crun": 1.1}
@@ -237,35 +203,38 @@ BEYOND_MS = 4
 """Between the end of a container and its record, with the submission before its start."""
 
 
-def targets(results: dict[str, Any]) -> str:
-    rows = []
+def goals(results: dict[str, Any]) -> report.Goals:
+    goals = report.Goals()
     for name, f in results.items():
-        ratio, goal = f["run_ms"] / f["bare_ms"], GOALS[name]
-        said = f"{name}: start to exit at most {goal} times its own command"
-        rows.append([said, f"{ratio:.2f}x", verdict(ratio <= goal)])
+        said = f"{name}: start to exit at most {GOALS[name]} times its own command"
+        goals.at_most(said, f["run_ms"] / f["bare_ms"], GOALS[name])
     for name, f in results.items():
-        beyond = f["end_ms"] - f["run_ms"]
         said = f"{name}: submission to recorded end at most {BEYOND_MS} ms beyond start to exit"
-        rows.append([said, f"{beyond:.1f} ms", verdict(beyond <= BEYOND_MS)])
+        goals.at_most(said, f["end_ms"] - f["run_ms"], BEYOND_MS, "{:.1f} ms")
     for name, f in results.items():
         most = AT_ONCE[-1]
-        ratio = f[f"rate_{most}"] / f[f"bare_rate_{most}"]
         said = f"{name}: {most} at once, at least 0.9 of the containers/s of its own command"
-        rows.append([said, f"{ratio:.2f}", verdict(ratio >= 0.9)])
+        goals.at_least(said, f[f"rate_{most}"] / f[f"bare_rate_{most}"], 0.9, "{:.2f}")
     for name, f in results.items():
-        ratio = f["output_s"] / f["bare_output_s"]
         said = f"{name}: 100 MB of output in at most 1.15 times the time of its own command"
-        rows.append([said, f"{ratio:.2f}x", verdict(ratio <= 1.15)])
+        goals.at_most(said, f["output_s"] / f["bare_output_s"], 1.15)
     for name, f in results.items():
         said = f"{name}: queue wait with a slot free, p99 under 20 ms"
-        rows.append([said, f"{f['wait_p99_ms']:.1f} ms", verdict(f["wait_p99_ms"] < 20)])
-    for name, goal in FASTER.items():
+        goals.at_most(said, f["wait_p99_ms"], 20, "{:.1f} ms")
+    for name, times in FASTER.items():
         if name in results and "docker" in results:
+            said = f"{name}: containers/s of the Docker path, one at a time: {times} times"
             ratio = results[name]["rate_1"] / results["docker"]["rate_1"]
-            said = f"{name}: containers/s of the Docker path, one at a time: {goal} times"
-            rows.append([said, f"{ratio:.1f}x", verdict(ratio >= goal)])
-    return report.table(["to reach", "figure", ""], rows) if rows else ""
+            goals.at_least(said, ratio, times, "{:.1f}x")
+    return goals
 
+
+BENCHMARK = Benchmark(
+    "container.py",
+    "The container worker beside the bare engines.",
+    ("docker", "podman", "runc", "crun"),
+    page,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main(measure_all))

@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from harness import Figures, medians
 from plan import RATE, Plan
-from run import Figures, measure, medians, scratch
+from run import measure, scratch
 from side import PENSTOCK
 
 

@@ -5,26 +5,18 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
 import importlib.util
 import json
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import report
-from measure import busy_percent, flush_times, machine
-from options import add_options, command, publish, tell, verdict
-from processes import HERE
+from harness import Benchmark, Figures, Run, from_process, look, medians, tell, versions
 from run import scratch
 
-GROUPS = ("jobs", "items", "growth", "beside")
 _TOO_LONG = 900
 _ONCE = 100
 """Who is that much slower is measured once."""
@@ -47,116 +39,65 @@ PREFECT = Side("Prefect, ephemeral", "prefect_side.py", {}, "prefect", 100)
 SIDES = (ENGINE, ALONE, DBOS_WAL, DBOS, PREFECT)
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
-    began = time.monotonic()
-    busy = [busy_percent()]
+def measure_all(run: Run) -> dict[str, Any]:
     sides = [side for side in SIDES if not side.needs or importlib.util.find_spec(side.needs)]
-    if options.tiny:
+    if run.options.tiny:
         sides = [ENGINE, ALONE]
-    notes = [
+    run.notes += [
         f"{side.name} was left out: pip install 'penstock[bench]'"
         for side in SIDES
         if side not in sides
     ]
+    run.facts["peers"] = ", ".join(versions("dbos", "prefect"))
     results: dict[str, Any] = {}
-    for what, at_once, count in experiments(options):
-        for turn in range(options.repeats or (1 if options.quick or options.tiny else 3)):
+    for what, at_once, count in experiments(run):
+        for turn in range(run.repeats):
             for side in sides if what in ("jobs", "items") else (ENGINE,):
                 if turn and side.slower >= _ONCE:
                     continue
-                busy.append(busy_percent())
                 alone = what in ("growth", "beside")
                 amount = count if alone else max(3, count // side.slower)
                 key = f"{what} {count if alone else at_once}"
-                tell(f"{key}: {side.name}" + (f" ({turn + 1})" if turn else ""))
-                figures = measure(side, what, at_once, amount, options.folder)
+                look(f"{key}: {side.name}", turn)
+                figures = measure(side, what, at_once, amount, run.options.folder)
                 if figures is None:
-                    notes.append(f"{side.name} failed at {key}")
+                    run.notes.append(f"{side.name} failed at {key}")
                     continue
                 results.setdefault(key, {}).setdefault(side.name, []).append(figures)
-    medians = {
-        key: {name: middle(runs) for name, runs in by_side.items()}
+    return {
+        key: {name: medians(runs) for name, runs in by_side.items()}
         for key, by_side in results.items()
     }
-    flush = median(flush_times(options.folder or Path(tempfile.gettempdir()))) * 1e3
-    everything = {
-        "command": command("pipeline.py", GROUPS, options),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            **machine(),
-            "disk": f"4 KiB appended and flushed in {flush:.2f} ms (median)",
-            "peers": ", ".join(versions()),
-            "others": f"kept the cores {median(busy):.0f}% busy (median), at most {max(busy):.0f}%",
-        },
-        "results": medians,
-        "notes": sorted(set(notes)),
-    }
-    tell(f"took {time.monotonic() - began:.0f} s")
-    publish(everything, page(everything), options)
-    return 0
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Staged pipelines side by side with peers.")
-    parser.add_argument("--quick", action="store_true", help="small sizes: a minute or two")
-    parser.add_argument("--tiny", action="store_true", help="Penstock alone, to see that it works")
-    add_options(parser, GROUPS)
-    return parser.parse_args(arguments)
-
-
-def experiments(options: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
+def experiments(run: Run) -> Iterator[tuple[str, int, int]]:
     """(what, how many at once, how many)."""
-    jobs = 20 if options.tiny else 400 if options.quick else 2000
-    if "jobs" in options.only:
-        yield "jobs", 1, jobs // 2
-        yield "jobs", 32, jobs
-    if "items" in options.only:
-        yield "items", 5, 100 if options.tiny else 2000
-        yield "items", 100, 100 if options.tiny else 2000
-    if "growth" in options.only:
-        for items in sizes(options):
-            yield "growth", 50, items
-    if "beside" in options.only:
-        yield "beside", 50, 2000 if options.tiny else 20_000 if options.quick else 100_000
+    jobs = run.sized(2000, 400, 20)
+    items = run.sized(2000, 2000, 100)
+    kinds = {
+        "jobs": [(1, jobs // 2), (32, jobs)],
+        "items": [(5, items), (100, items)],
+        "growth": [(50, size) for size in (100, 1000, 10_000, 100_000)[: run.sized(4, 3, 2)]],
+        "beside": [(50, run.sized(100_000, 20_000, 2000))],
+    }
+    for what in run.options.only:
+        for at_once, count in kinds[what]:
+            yield what, at_once, count
 
 
-def sizes(options: argparse.Namespace) -> tuple[int, ...]:
-    if options.tiny:
-        return 100, 1000
-    return (100, 1000, 10_000) if options.quick else (100, 1000, 10_000, 100_000)
-
-
-def measure(
-    side: Side, what: str, at_once: int, amount: int, root: Path | None
-) -> dict[str, float] | None:
+def measure(side: Side, what: str, at_once: int, amount: int, root: Path | None) -> Figures | None:
     given = {**side.options, "at_once": at_once, "jobs": amount, "items": amount}
+    measured = "items" if what == "growth" else what
     with scratch(root) as folder:
-        argv = [sys.executable, str(HERE / "staged" / side.script)]
-        measured = "items" if what == "growth" else what
-        argv += [measured, str(folder), json.dumps(given)]
         try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=_TOO_LONG, check=False
+            return from_process(
+                f"staged/{side.script}", measured, str(folder), json.dumps(given), timeout=_TOO_LONG
             )
         except subprocess.TimeoutExpired:
             tell(f"took more than {_TOO_LONG} s")
-            return None
-    if done.returncode:
-        tell(done.stderr[-2000:])
-        return None
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
-def middle(runs: list[dict[str, float]]) -> dict[str, float]:
-    return {name: median(run[name] for run in runs) for name in runs[0]}
-
-
-def versions() -> Iterator[str]:
-    for name in ("dbos", "prefect"):
-        if importlib.util.find_spec(name):
-            yield f"{name} {importlib.metadata.version(name)}"
+        except subprocess.CalledProcessError as error:
+            tell(error.stderr[-2000:])
+    return None
 
 
 # -- the page -----------------------------------------------------------------------
@@ -164,7 +105,7 @@ def versions() -> Iterator[str]:
 
 def page(everything: dict[str, Any]) -> str:
     results = everything["results"]
-    parts = [*report.origin(everything), targets(results)]
+    parts = []
     for key, head, columns in TABLES:
         rows = {name: by for name, by in results.items() if name.startswith(key)}
         if rows:
@@ -184,8 +125,7 @@ def page(everything: dict[str, Any]) -> str:
             "One map stage under the engine, 50 items at once:",
             report.table(["items", "µs an item", "processor µs an item", "peak MiB"], rows),
         ]
-    parts += [f"- {note}" for note in everything["notes"]]
-    return "\n\n".join(parts)
+    return report.page(everything, goals(results), *parts)
 
 
 TABLES = (
@@ -217,48 +157,51 @@ def drawn(results: dict[str, Any], columns: Any) -> str:
     return report.table(["at once", "", *(head for head, _, _ in columns), "Penstock is"], rows)
 
 
-def targets(results: dict[str, Any]) -> str:
-    rows = []
-    for key, times_wanted in (("jobs 1", 5), ("jobs 32", 20)):
+def goals(results: dict[str, Any]) -> report.Goals:
+    goals = report.Goals()
+    for key, wanted in (("jobs 1", 5), ("jobs 32", 20)):
         by = results.get(key, {})
         if ENGINE.name in by and DBOS_WAL.name in by:
             times = by[ENGINE.name]["jobs_s"] / by[DBOS_WAL.name]["jobs_s"]
-            said = f"jobs/s, {key.split()[1]} at once: {times_wanted} times {DBOS_WAL.name}"
-            rows.append([said, f"{times:.1f}x", verdict(times >= times_wanted)])
+            said = f"jobs/s, {key.split()[1]} at once: {wanted} times {DBOS_WAL.name}"
+            goals.at_least(said, times, wanted, "{:.1f}x")
     for key, most in (("jobs 1", 0.5), ("jobs 32", 0.25)):
         if key in results:
             cost = results[key][ENGINE.name]["cpu_stage_ms"]
             said = f"processor time a stage, {key.split()[1]} at once: at most {most} ms"
-            rows.append([said, f"{cost:.3f} ms", verdict(cost <= most)])
+            goals.at_most(said, cost, most, "{:.3f} ms")
     if "jobs 1" in results:
         commits = results["jobs 1"][ENGINE.name]["commits_job"]
-        rows.append(
-            ["commits a run, one at a time: at most 8", f"{commits:.2f}", verdict(commits <= 8)]
-        )
+        goals.at_most("commits a run, one at a time: at most 8", commits, 8, "{:.2f}")
     for key in (name for name in results if name.startswith("items")):
         speed = results[key][ENGINE.name]["items_s"]
         said = f"durable items/s, {key.split()[1]} at once: 25,000"
-        rows.append([said, f"{speed:,.0f}/s", verdict(speed >= 25_000)])
+        goals.at_least(said, speed, 25_000, "{:,.0f}/s")
     growth = {int(k.split()[1]): by[ENGINE.name] for k, by in results.items() if "growth" in k}
     if growth:
         few, most_items = min(growth), max(growth)
         # A run's fixed cost weighs on a hundred items; from a thousand on it is nothing.
         ratio = growth[most_items]["item_us"] / growth[few]["item_us"]
         said = f"cost of an item flat from {few:,} to {most_items:,} (at most 1.5 times)"
-        rows.append([said, f"{ratio:.2f}x", verdict(ratio <= 1.5)])
+        goals.at_most(said, ratio, 1.5)
         more = growth[most_items]["peak_mib"] - growth[few]["peak_mib"]
         said = f"memory flat from {few:,} to {most_items:,} items (at most 30 MiB more)"
-        rows.append([said, f"{more:,.0f} MiB more", verdict(more <= 30)])
+        goals.at_most(said, more, 30, "{:,.0f} MiB more")
     for key in (name for name in results if name.startswith("beside")):
         figures = results[key][ENGINE.name]
-        times = figures["beside_p99_ms"] / figures["alone_p99_ms"]
+        beside, alone = figures["beside_p99_ms"], figures["alone_p99_ms"]
         said = f"p99 from submission to start beside {int(key.split()[1]):,} items: at most 3 times"
-        shown = (
-            f"{figures['beside_p99_ms']:.1f} ms, {times:.1f}x of {figures['alone_p99_ms']:.1f} ms"
-        )
-        rows.append([said, shown, verdict(times <= 3)])
-    return report.table(["to reach", "figure", ""], rows) if rows else ""
+        shown = f"{beside:.1f} ms, {beside / alone:.1f}x of {alone:.1f} ms"
+        goals.add(said, shown, beside <= 3 * alone)
+    return goals
 
+
+BENCHMARK = Benchmark(
+    "pipeline.py",
+    "Staged pipelines side by side with peers.",
+    ("jobs", "items", "growth", "beside"),
+    page,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main(measure_all))

@@ -5,91 +5,46 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
-import json
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import report
-from measure import busy_percent, machine
-from options import add_options, command, publish, tell, verdict
+from harness import MODEL, Benchmark, Figures, Run, from_process, look, medians, tell, versions
 from piped import ours
 from piped.plan import PLANS
-from processes import HERE
 from run import scratch
 
-GROUPS = ("real", "plumbing", "larger")
-MODEL = HERE.parent / ".models" / "SmolLM2-135M-Instruct.gguf"
 NODES = (1, 2, 3)
-Figures = dict[str, Any]
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
+def measure_all(run: Run) -> Figures | None:
+    options = run.options
     if not options.model.exists():
         tell(f"there is no model at {options.model}: 'make model' fetches it")
-        return 1
-    how = "tiny" if options.tiny else "quick" if options.quick else "whole"
-    began, notes, busy = time.monotonic(), list[str](), [busy_percent()]
+        return None
+    run.facts["engine"] = ", ".join(versions("torch", "transformers"))
+    run.more["size"] = run.size
+    if not options.peer:
+        why = "--peer PYTHON names an interpreter that has it"
+        run.notes.append(f"Language Pipes was left out: {why}")
     runs: list[Figures] = []
     with scratch(options.folder) as folder:
         for name in options.only:
             asked_of("models.py", name, str(options.model), str(folder / name))
         base = ours.base(options.only[0], folder / options.only[0])
-        for turn in range(options.repeats or (1 if how != "whole" else 3)):
-            tell(f"run {turn + 1}")
+        for turn in range(run.repeats):
             runs.append({})
             for name in options.only:
-                busy.append(busy_percent())
-                runs[-1] |= measured(name, folder / name, how, options)
-    if not options.peer:
-        notes.append("Language Pipes was left out: --peer PYTHON names an interpreter that has it")
-    everything = {
-        "command": command("pipes.py", GROUPS, options)
-        + (" --peer PYTHON" if options.peer else ""),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            **machine(),
-            "engine": ", ".join(versions()),
-            "others": f"kept the cores {median(busy):.0f}% busy (median), at most {max(busy):.0f}%",
-        },
-        "results": {
-            **{key: middle(run.get(key) for run in runs) for key in runs[0]},
-            "base": base,
-        },
-        "notes": notes,
-    }
-    tell(f"took {time.monotonic() - began:.0f} s")
-    publish(everything, page(everything, how), options)
-    return 0
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Split models beside whole ones.")
-    parser.add_argument(
-        "--quick", action="store_true", help="one run: about three minutes, ten more with --peer"
-    )
-    parser.add_argument("--tiny", action="store_true", help="the least, to see that it works")
-    parser.add_argument("--model", type=Path, default=MODEL, metavar="FILE", help="the real one")
-    parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has Language Pipes")
-    add_options(parser, GROUPS)
-    return parser.parse_args(arguments)
-
-
-def middle(values: Any) -> float:
-    return median(value for value in values if value is not None)
+                look(name, turn)
+                runs[-1] |= measured(name, folder / name, run.size, options.peer)
+    return {**medians(runs), "base": base}
 
 
 # -- measuring ----------------------------------------------------------------------
 
 
-def measured(name: str, folder: Path, how: str, options: argparse.Namespace) -> Figures:
+def measured(name: str, folder: Path, how: str, peer: str | None) -> Figures:
     """Each side in processes of its own, one thread in each."""
     tell(f"{name}: transformers.generate")
     plain = asked_of("plain.py", str(folder), "float32", how)
@@ -98,10 +53,10 @@ def measured(name: str, folder: Path, how: str, options: argparse.Namespace) -> 
         tell(f"{name}: {nodes} of ours")
         found = ours.measure(name, folder, nodes, how)
         figures |= named(name, f"ours{nodes}", found)
-    if options.peer and name != "larger":
+    if peer and name != "larger":
         for nodes in NODES:
             tell(f"{name}: {nodes} of Language Pipes")
-            found = asked_of("peer.py", options.peer, name, str(folder), str(nodes), how)
+            found = asked_of("peer.py", peer, name, str(folder), str(nodes), how)
             figures |= named(name, f"peer{nodes}", found)
     return figures
 
@@ -115,21 +70,7 @@ def named(name: str, side: str, found: Figures) -> Figures:
 
 
 def asked_of(script: str, *arguments: str) -> Figures:
-    """What another side says, from a process of its own."""
-    said = subprocess.run(
-        [sys.executable, str(HERE / "piped" / script), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=HERE,
-        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    figures: Figures = json.loads(said.stdout.splitlines()[-1])
-    return figures
-
-
-def versions() -> list[str]:
-    return [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")]
+    return from_process(f"piped/{script}", *arguments, OMP_NUM_THREADS="1")
 
 
 # -- the page -----------------------------------------------------------------------
@@ -150,9 +91,9 @@ TITLES = {
 }
 
 
-def page(everything: dict[str, Any], how: str) -> str:
-    f, plan = everything["results"], PLANS[how]
-    parts = [*report.origin(everything), targets(f, plan.first[-1])]
+def page(everything: dict[str, Any]) -> str:
+    f, plan = everything["results"], PLANS[everything["size"]]
+    parts = []
     for name, title in TITLES.items():
         if f"{name}_plain_rate" not in f:
             continue
@@ -167,8 +108,7 @@ def page(everything: dict[str, Any], how: str) -> str:
         ]
         heads = [f"{n} at once" for n in crowds]
         parts += ["Tokens/s in all, so many jobs at once:", report.table(["", *heads], rows)]
-    parts += [f"- {note}" for note in everything["notes"]]
-    return "\n\n".join(parts)
+    return report.page(everything, goals(f, plan.first[-1]), *parts)
 
 
 def decode_table(f: Figures, name: str, sides: list[str], first: tuple[int, ...]) -> str:
@@ -197,15 +137,9 @@ def decode_table(f: Figures, name: str, sides: list[str], first: tuple[int, ...]
     return report.table(head, rows)
 
 
-def targets(f: Figures, longest: int) -> str:
-    rows = []
-
-    def reach(said: str, figure: float, least: float) -> None:
-        rows.append([said, f"{figure:.2f}x", verdict(figure >= least)])
-
-    def below(said: str, figure: float, most: float, unit: str = "x") -> None:
-        rows.append([said, f"{figure:.2f}{unit}", verdict(figure <= most)])
-
+def goals(f: Figures, longest: int) -> report.Goals:
+    goals = report.Goals()
+    reach, below = goals.at_least, goals.at_most
     if "real_plain_rate" in f:
         one, three = f["real_ours1_rate"], f["real_ours3_rate"]
         reach("1 node: 1.1 times generate's tokens/s", one / f["real_plain_rate"], 1.1)
@@ -223,7 +157,7 @@ def targets(f: Figures, longest: int) -> str:
         one, three = f["plumbing_ours1_rate"], f["plumbing_ours3_rate"]
         reach("3 nodes: 0.7 of our 1 node, plumbing alone", three / one, 0.7)
         beyond = f["plumbing_ours3_cpu_ms"] - f["plumbing_ours1_cpu_ms"]
-        below("a hop: 1 ms of CPU", beyond / f["plumbing_ours3_hops"], 1.0, " ms")
+        below("a hop: 1 ms of CPU", beyond / f["plumbing_ours3_hops"], 1.0, "{:.2f} ms")
     for nodes in NODES:
         if f"real_peer{nodes}_rate" in f:
             ratio = f[f"real_ours{nodes}_rate"] / f[f"real_peer{nodes}_rate"]
@@ -234,8 +168,19 @@ def targets(f: Figures, longest: int) -> str:
                 reach(
                     f"a fifth of its time to the first token of {longest}, {nodes} nodes", ratio, 5
                 )
-    return report.table(["to reach", "figure", ""], rows) if rows else ""
+    return goals
 
+
+BENCHMARK = Benchmark(
+    "pipes.py",
+    "Split models beside whole ones.",
+    ("real", "plumbing", "larger"),
+    page,
+    arguments={
+        "--model": {"type": Path, "default": MODEL, "help": "the real one"},
+        "--peer": {"metavar": "PYTHON", "help": "an interpreter that has Language Pipes"},
+    },
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main(measure_all))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,24 +175,32 @@ def _relative(cost: dict[str, float | None], first: dict[str, float | None]) -> 
     return ours / base if ours and base else None
 
 
-# -- targets -----------------------------------------------------------------------------
+# -- goals -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Target:
-    """Something to reach: what it says of the figures (text, reached), None if unmeasured."""
+class Goals:
+    """What was to be reached, and whether it is."""
 
-    aim: str
-    judge: Callable[[dict[str, Any]], tuple[str, bool] | None]
+    def __init__(self) -> None:
+        self._rows: list[list[str]] = []
+
+    def add(self, aim: str, figure: str, reached: bool) -> None:
+        self._rows.append([aim, figure, "reached" if reached else "**missed**"])
+
+    def at_least(self, aim: str, figure: float, least: float, form: str = "{:.2f}x") -> None:
+        self.add(aim, form.format(figure), figure >= least)
+
+    def at_most(self, aim: str, figure: float, most: float, form: str = "{:.2f}x") -> None:
+        self.add(aim, form.format(figure), figure <= most)
+
+    def table(self) -> str:
+        return table(["to reach", "figure", ""], self._rows) if self._rows else ""
 
 
-def targets(everything: dict[str, Any], wanted: Sequence[Target]) -> str:
-    rows = []
-    for target in wanted:
-        if (judged := target.judge(everything)) is not None:
-            text, reached = judged
-            rows.append([target.aim, text, "reached" if reached else "**missed**"])
-    return table(["to reach", "figure", ""], rows) if rows else ""
+def page(everything: dict[str, Any], goals: Goals, *parts: str) -> str:
+    """A page: how the figures were made, the goals, its parts, and what is to be noted."""
+    notes = [f"- {note}" for note in everything["notes"]]
+    return "\n\n".join(filter(None, [*origin(everything), goals.table(), *parts, *notes]))
 
 
 # -- Markdown ----------------------------------------------------------------------------

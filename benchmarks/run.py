@@ -10,25 +10,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from harness import Figures, look
 from marks import Marks
-from measure import busy_percent
 from peers import dramatiq, huey, pgqueuer, postgres
 from processes import HERE
 from side import DRAMATIQ, HUEY, HUEY_FSYNC, PGQUEUER
 
-Figures = dict[str, float | None]
-
 _TOO_LONG = 1200.0
-
-
-_disturbances: list[float] = []
-"""How busy others kept the machine just before each measurement, in percent."""
 
 
 class MeasurementFailed(Exception):
@@ -67,12 +60,6 @@ def versions() -> dict[str, str]:
     return {"peers": ", ".join(f"{name} {version}" for name, version in found.items())}
 
 
-def quietness() -> dict[str, str]:
-    """Whether this run had the machine to itself."""
-    usual, most = median(_disturbances), max(_disturbances)
-    return {"others": f"kept the cores {usual:.0f}% busy (median), at most {most:.0f}%"}
-
-
 @contextmanager
 def scratch(root: Path | None) -> Iterator[Path]:
     """A folder for one measurement; its path is short, for a socket's sake."""
@@ -85,7 +72,7 @@ def scratch(root: Path | None) -> Iterator[Path]:
 
 def measure(side: str, what: str, folder: Path, options: dict[str, Any]) -> Figures:
     """One measurement. Raises MeasurementFailed with what the process said."""
-    _disturbances.append(busy_percent())
+    look()
     marks = Marks.fresh()
     argv = [sys.executable, str(HERE / "side.py"), side, what, str(folder), json.dumps(options)]
     child = subprocess.Popen(
@@ -109,13 +96,3 @@ def measure(side: str, what: str, folder: Path, options: dict[str, Any]) -> Figu
         raise MeasurementFailed(f"{side}: {what}\n" + "\n".join(last))
     figures: Figures = json.loads(said.splitlines()[-1])
     return figures
-
-
-def medians(runs: Sequence[Figures]) -> Figures:
-    """The median of each figure over the runs that have it."""
-    names = dict.fromkeys(name for figures in runs for name in figures)
-    gathered = {
-        name: [value for figures in runs if (value := figures.get(name)) is not None]
-        for name in names
-    }
-    return {name: median(values) if values else None for name, values in gathered.items()}

@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rules = Path(folder) / "rules.toml"
         rules.write_text(RULES)
-        with app.run(rules=rules, http="127.0.0.1:0") as ps:
+        with app.run(rules=rules, http__listen="127.0.0.1:0") as ps:
             ask_two(ps)
 
 

@@ -1,6 +1,6 @@
 """A question to a local language model: as text, piece by piece, and in a shape.
 
-It needs the extra `llm` and a model: 'penstock models pull smollm2' fetches a small one.
+It needs the extra `llm` and a model: 'penstock model pull smollm2' fetches a small one.
 """
 
 from __future__ import annotations

@@ -40,13 +40,13 @@ async def main(folder: Path, console: Console) -> int:
     running = jobs.app.run(
         folder / "data",
         rules=folder / "rules.toml",
-        http="127.0.0.1:0",
+        http__listen="127.0.0.1:0",
         pools={"elsewhere": {"topics": ["job.elsewhere.*"]}},
-        lost_grace=0.5,
-        containers=await contained.find_engine(folder / "data"),
-        models=spoken.served(),
-        model_context=2048,
-        model_slots=2,
+        timeouts__lost_grace=0.5,
+        containers__engine=await contained.find_engine(folder / "data"),
+        models__serve=spoken.served(),
+        models__context=2048,
+        models__slots=2,
     )
     async with AsyncExitStack() as stack:
         ps = await stack.enter_async_context(running)

@@ -1,6 +1,6 @@
 """A folder as the queue: submit prompts, serve them with a local model, read the answers.
 
-It needs the extra `llm` and a model: 'penstock models pull smollm2' fetches a small one. The
+It needs the extra `llm` and a model: 'penstock model pull smollm2' fetches a small one. The
 server is a command of its own, as 'penstock spool serve WORKSPACE --model smollm2' would be.
 """
 

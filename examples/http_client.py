@@ -1,7 +1,7 @@
 """The HTTP API with nothing but the standard library: submit, wait, follow, resume.
 
 penstock up --app tasks:app
-PENSTOCK_TOKEN=$(penstock keys create me --role submit) python http_client.py
+PENSTOCK_TOKEN=$(penstock key create me --role submit) python http_client.py
 
 The token is in the environment, not among the arguments, which everybody can see.
 """
@@ -36,9 +36,9 @@ class Penstock:
         return self._call("GET", f"/v1/jobs/{job_id}/result")
 
     def events(self, job_id: str, last_id: str = "") -> Iterator[tuple[str, Any]]:
-        """Each event of a job with its id, from the first on, or after the one named."""
-        headers = {"Last-Event-ID": last_id} if last_id else {}
-        request = Request(f"{self._url}/v1/jobs/{job_id}/events", headers=self._headers | headers)
+        """Each move of a job with its id, from the first on, or after the one named."""
+        headers = {"Last-Event-ID": last_id or "0-0"}
+        request = Request(f"{self._url}/v1/jobs/{job_id}/updates", headers=self._headers | headers)
         with urlopen(request) as stream:
             for line in stream:
                 name, _, value = line.decode().strip().partition(": ")
@@ -46,8 +46,8 @@ class Penstock:
                     return  # the job has ended, and no more will come
                 if name == "id":
                     last_id = value
-                elif name == "data":
-                    yield last_id, json.loads(value)
+                elif name == "data" and (update := json.loads(value))["type"] == "moved":
+                    yield last_id, update["transition"]
 
     def _call(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -73,12 +73,14 @@ def main(url: str, token: str) -> None:
         print(problem["status"], problem["field"], "-", problem["problem"])
 
     slow = penstock.submit("job.slow.count", {"to": 3})["job_id"]
+    last_id = ""
     for seen, event in penstock.events(slow):
-        print(seen, event["after"])
+        print(event["n"], event["after"])
+        last_id = seen
         if event["after"] == "RUNNING":
             break  # hang up; what happens meanwhile is not missed
-    for number, event in penstock.events(slow, last_id=seen):
-        print(number, event["after"], "after a pause")
+    for _, event in penstock.events(slow, last_id):
+        print(event["n"], event["after"], "after a pause")
 
 
 if __name__ == "__main__":

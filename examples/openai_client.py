@@ -1,7 +1,7 @@
 """OpenAI's own client, asking an engine of yours.
 
 It needs 'pip install openai', an engine with a model ('penstock up --model auto'), its URL as the
-argument, and a key in PENSTOCK_TOKEN ('penstock keys create me --role submit').
+argument, and a key in PENSTOCK_TOKEN ('penstock key create me --role submit').
 """
 
 from __future__ import annotations

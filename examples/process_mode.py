@@ -31,7 +31,7 @@ def leave() -> None:
 
 
 def main() -> None:
-    with app.run(kill_grace=0.3) as ps:
+    with app.run(timeouts__kill_grace=0.3) as ps:
         print("primes:", count_primes.submit(20_000).result())
 
         job = stubborn.submit()

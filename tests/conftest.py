@@ -28,6 +28,11 @@ settings.load_profile("penstock")
 # that. Tests send SIGINT to processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Programs that tests start may use tests.support.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))
+)
+
 T = TypeVar("T")
 
 
@@ -73,15 +78,15 @@ def _no_llama_cpp() -> str:
 @pytest.fixture(scope="session")
 def model_file(llama_cpp: None) -> Path:
     """A real language model, small, and what runs it: SmolLM2-135M-Instruct."""
-    from tests.models import smollm2
+    from tests.support.models import smollm2
 
     return smollm2()
 
 
 @pytest.fixture(scope="session")
 def pipe_nursery() -> Iterator[str]:
-    """Where processes of nodes come from (`tests.chaos.pipes_network`)."""
-    from tests.chaos.pipes_network import nursery
+    """Where processes of nodes come from (`tests.support.chaos.pipes_network`)."""
+    from tests.support.chaos.pipes_network import nursery
 
     with nursery() as path:
         yield path
@@ -126,4 +131,4 @@ def _there(make: Callable[[], T]) -> T:
 def _missing(why: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"in CI every engine must be there: {why}")
-    pytest.skip(f"{why}; sh tests/containers/install.sh installs engines on Debian")
+    pytest.skip(f"{why}; sh tests/support/install.sh installs engines on Debian")

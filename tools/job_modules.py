@@ -32,7 +32,7 @@ def note(frame: FrameType, event: str, _: Any) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, app.run(folder, http="") as client:
+    with tempfile.TemporaryDirectory() as folder, app.run(folder) as client:
         client.submit("job.noop", {"sent": 0}).result(timeout=10)  # everything is loaded
         loops = [one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop)]
         is_noted = threading.Event()

@@ -12,35 +12,13 @@ marked blocks of those.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from penstock.core.machine import StateMachine
-from penstock.lifecycles.batch import BATCH
-from penstock.lifecycles.canonical import CANONICAL
-from penstock.lifecycles.container import CONTAINER
-from penstock.lifecycles.pipeline import PIPELINE
-from penstock.lifecycles.processor import PROCESSOR
-from penstock.lifecycles.spool import SPOOL
-
-AnyMachine: TypeAlias = StateMachine[Any, Any]
-
-LIFECYCLES: Mapping[str, AnyMachine] = {
-    "canonical": CANONICAL,
-    "pipeline": PIPELINE,
-    "container": CONTAINER,
-    "spool": SPOOL,
-    "processor": PROCESSOR,
-    "batch": BATCH,
-}
+from penstock.dashboard.vocabulary import LIFECYCLES, AnyMachine, sentences
 
 
 def mermaid(machine: AnyMachine) -> str:
@@ -83,23 +61,6 @@ def move_table(machine: AnyMachine) -> str:
         where = "any" if whole else ", ".join(f"`{state}`" for state in states)
         rows.append((where, f"`{event}`", "the same"))
     return _table(("From", "Event", "To"), rows)
-
-
-def sentences(states: type[StrEnum]) -> dict[StrEnum, str]:
-    """Read the string that stands under each member where the states are declared."""
-    declared = ast.parse(textwrap.dedent(inspect.getsource(states))).body[0]
-    assert isinstance(declared, ast.ClassDef)
-    found: dict[StrEnum, str] = {}
-    for member, below in pairwise(declared.body):
-        match member, below:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)]),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[states[name]] = " ".join(text.split())
-    if silent := [state.name for state in states if state not in found]:
-        raise ValueError(f"{states.__name__}: no sentence stands under {', '.join(silent)}")
-    return found
 
 
 def redrawn(page: str) -> str:

@@ -1,7 +1,4 @@
-"""The page docs/reference/settings.md, made from Settings itself.
-
-python tools/settings_reference.py > docs/reference/settings.md
-"""
+"""The page reference/settings.md, made from Settings itself."""
 
 from __future__ import annotations
 
@@ -13,38 +10,52 @@ from typing import Any, get_type_hints
 
 from msgspec import NODEFAULT, Struct, structs
 
-from penstock.config.loading import PREFIX, RESERVED, allowed
+from penstock.config.loading import RESERVED, SECTIONS, allowed, variable
 from penstock.config.settings import Pool, Settings
 
 INTRODUCTION = f"""\
 # Settings
 
-<!-- Made by `python tools/settings_reference.py`; a test keeps it in step. -->
-
-Settings come from three places; what comes later wins:
+A setting has a name (`concurrency`), and most belong to a section (`http.listen`). They come from
+three places; what comes later wins:
 
 1. the file that `--config` or `PENSTOCK_CONFIG` names, or else `penstock.toml` in the
-   current folder, if there is one;
-2. the environment: `{PREFIX}` and the setting's name in capitals, as in
-   `{PREFIX}DATA_DIR`. Lists are written with commas between or as JSON, tables as JSON;
-3. flags of the command line, or arguments in Python.
+   current folder, if there is one. A section is a table:
+
+   ```toml
+   # penstock.toml
+   data_dir = "~/penstock"
+   concurrency = 8
+
+   [http]
+   listen = "127.0.0.1:7470"
+
+   [storage]
+   retention = 86400
+   sources = ["s3://my-bucket/inputs"]
+
+   [pools.gpu]
+   topics = ["job.train.*"]
+   capacity = 4
+   labels = {{ gpu = "a100" }}
+   ```
+
+2. the environment: `{variable("data_dir")}`, and with two underscores after the section
+   `{variable("http.listen")}`. Lists are written with commas between or as JSON, tables as JSON;
+3. options of the command line, or arguments in Python, with two underscores as well:
+   `app.run(concurrency=8, http__listen="127.0.0.1:7470")`.
 
 A relative path in the file is relative to the file's folder, elsewhere to the current
-folder; `~` is your home. A key, type or value that is wrong is refused with the place where
-it stands and what is allowed. Variables that begin with `{RESERVED}` are left to plug-ins, and
-those that Kubernetes sets for a Service named `penstock` are ignored.
+folder; `~` is your home. A wrong name, type or value is refused, with its place, what is allowed
+there, and the name that was probably meant. Names from before there were sections (`http_rate`,
+`pipe_model`) are accepted for one version, with a line that says the new name.
 
-```toml
-# penstock.toml
-data_dir = "~/penstock"
-retention = 86400
-sources = ["s3://my-bucket/inputs"]
+`penstock config show` prints the settings in effect and where each comes from, and with `--json`
+for programs; `penstock config show http` is about one section. Secrets are masked.
 
-[pools.gpu]
-topics = ["job.train.*"]
-capacity = 4
-labels = {{ gpu = "a100" }}
-```
+Variables that begin with `{RESERVED}` are left to plug-ins. A variable whose name is like no
+setting is ignored, as are those that Kubernetes sets for a Service named `penstock`;
+`penstock doctor` lists them.
 """
 
 PLACES = """\
@@ -54,14 +65,14 @@ PLACES = """\
 |---|---|
 | `penstock.db` | every job and its history, and what jobs checkpointed, as the stages and items \
 of pipelines; schedules, limits, keys (as hashes), the audit log |
-| `blobs/` | payloads too large for their pointer, named by their content |
-| `openai/` | files and batches of the OpenAI API |
+| `blobs/` | payloads too large for their pointer, and files of the OpenAI API, named by their \
+content |
 | `files/` | files that a job may point to with `file:` |
 | `token` | the owner's key: for TCP, and to do everything over HTTP; mode 0600 |
-| `pipe.key` | the key of a network of nodes (`pipe_key`), if one was made here; mode 0600 |
+| `pipe.key` | the key of a network of nodes (`node.key`), if one was made here; mode 0600 |
 | `containers/` | folders of container jobs, images of the engine `oci` (`oci/`), and the store \
 of `penstock container serve` (`containers.db`, `jobs/`, `blobs/`) |
-| `models/` | language models, if this is the default data directory and `models_dir` is not set |
+| `models/` | language models, if this is the default data directory and `models.dir` is not set |
 | `starts/` | which jobs the workers on this machine have begun |
 | `pipes/` | the addresses of nodes that run on this machine |
 | `penstock.lock` | held by the engine that owns the folder |
@@ -80,9 +91,11 @@ is that of the data directory's path.
 
 
 def page() -> str:
-    sections = [INTRODUCTION, "## The settings\n", *_entries(Settings)]
-    sections += ["## Pools\n\nEach `[pools.<name>]` may have:\n", *_entries(Pool), PLACES]
-    return "\n".join(sections)
+    parts = [INTRODUCTION, "## At the top\n", *_entries(Settings)]
+    parts += ["### In a pool\n\nEach `[pools.<name>]` may have:\n", *_entries(Pool, level=4)]
+    for name, kind in SECTIONS.items():
+        parts += [f"## `[{name}]`\n\n{inspect.getdoc(kind)}\n", *_entries(kind, f"{name}.")]
+    return "\n".join([*parts, PLACES])
 
 
 def sentences(kind: type[Struct]) -> dict[str, str]:
@@ -100,12 +113,13 @@ def sentences(kind: type[Struct]) -> dict[str, str]:
     return found
 
 
-def _entries(kind: type[Struct]) -> Iterator[str]:
+def _entries(kind: type[Struct], prefix: str = "", level: int = 3) -> Iterator[str]:
     said = sentences(kind)
     kinds = get_type_hints(kind, include_extras=True)
     for field in structs.fields(kind):
-        facts = f"*{allowed(kinds[field.name])}; default {_default(field)}*"
-        yield f"### `{field.name}`\n\n{said[field.name]}\n\n{facts}\n"
+        if field.name in said:
+            facts = f"*{allowed(kinds[field.name])}; default {_default(field)}*"
+            yield f"{'#' * level} `{prefix}{field.name}`\n\n{said[field.name]}\n\n{facts}\n"
 
 
 def _default(field: structs.FieldInfo) -> str:
@@ -123,7 +137,3 @@ def _default(field: structs.FieldInfo) -> str:
             return "`[" + ", ".join(f'"{item}"' for item in value) + "]`"
         case _:
             return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -122,7 +122,7 @@ def same(engine: ContainerEngine) -> Config:
 
 
 def bundle_of(engine: ContainerEngine, name: str) -> Path:
-    return Path(engine._root) / "run" / name / "config.json"  # type: ignore[attr-defined]
+    return Path(engine._root) / "live" / "run" / name / "config.json"  # type: ignore[attr-defined]
 
 
 def example(program: str, tree: Path) -> Config:

@@ -19,7 +19,7 @@ from piped.plan import PLANS, Plan, Spans
 from penstock.workloads.llm.values import Completion, CompletionRequest, Sampling
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.node import Node
-from penstock.workloads.pipes.routes import Way
+from penstock.workloads.pipes.routes import Route
 from penstock.workloads.pipes.wire.kinds import Kind
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -127,7 +127,7 @@ def counted(node: Node) -> dict[str, int]:
 def hops(node: Node) -> int:
     """How often a token goes over the network."""
     way = node.find(frozenset())
-    assert isinstance(way, Way)
+    assert isinstance(way, Route)
     names = [node.node_id, *(hop.node_id for hop in way.hops), node.node_id]
     return sum(a != b for a, b in pairwise(names))
 
@@ -135,7 +135,7 @@ def hops(node: Node) -> int:
 async def main(config: LpConfig, pids: list[int], how: str) -> None:
     node = Node(config)
     await node.start()
-    while not isinstance(node.find(frozenset()), Way):
+    while not isinstance(node.find(frozenset()), Route):
         await node.changed(1.0)
     assert node.origin is not None
     node.origin.text.ends = frozenset()  # answers are as long as was asked

@@ -17,6 +17,7 @@ from typing import IO, Any
 from measure import cpu_seconds, percentile
 from processes import HERE, stop
 from spooled.prompts import PROMPTS, TOKENS, body
+from web.served import figures_of
 
 from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.client.flow import Flow
@@ -34,7 +35,7 @@ def started(script: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[byt
         [sys.executable, str(HERE / "spooled" / script), *arguments],
         stdout=subprocess.PIPE,
         cwd=HERE,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}:{HERE.parent / 'src'}"},
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -161,3 +162,22 @@ def streamed(address: dict[str, str], at_once: int) -> dict[str, float]:
         "first_ms": median(answer["first"] for answer in answers) * 1e3,
         "rate": sum(answer["tokens"] for answer in answers) / wall["wall"],
     }
+
+
+def no_op_chats(folder: Path, seconds: float) -> float:
+    """Chat requests answered a second by a model that computes nothing: each is a durable job."""
+    request = {"model": "fake", "messages": [{"role": "user", "content": "Hello."}]}
+    with door(folder, "none") as (pid, address):
+        host, _, port = address["url"].removeprefix("http://").partition(":")
+        load = {
+            "address": (host, int(port)),
+            "pid": pid,
+            "token": address["key"],
+            "method": "POST",
+            "paths": ["/v1/chat/completions"],
+            "body": json.dumps(request),
+            "connections": 64,
+            "seconds": seconds,
+        }
+        (figures,) = asyncio.run(figures_of("web.load", [load]))
+    return figures["rate"]

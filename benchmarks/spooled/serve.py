@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from spooled.prompts import SLOTS, THREADS
+from tests.support.fake_llm import FakeRunner
 
 from penstock.adapters.llama.runner import LlamaRunner
-from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Runner
 from penstock.workloads.spool.config import ServerConfig, Sync

@@ -2,71 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from engine import disk
-from measure import machine
-from options import add_options, publish, tell
-from run import Figures, MeasurementFailed, measure, medians, quietness, scratch
+from harness import Benchmark, Figures, Run, medians, tell
+from run import MeasurementFailed, measure, scratch
 from side import PENSTOCK as OURS
 from web import tables
-from web.plan import CONNECTIONS, GROUPS, QUICK, TINY, Plan
+from web.plan import CONNECTIONS, QUICK, TINY, Plan
 from web.served import BARE, PENSTOCK, PLAIN
 
 Results = dict[str, Figures]
 """Figures by experiment."""
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
-    plan = planned(options)
-    start = time.monotonic()
-    everything: dict[str, Any] = {
-        "command": command(options),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine() | disk(options.folder),
-        "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
-        "results": {},
-    }
+def measure_all(run: Run) -> Results | None:
+    plan = replace(run.sized(Plan(), QUICK, TINY), repeats=run.repeats)
+    run.more["plan"] = asdict(plan)
+    results: Results = {}
     try:
-        for group in options.only:
-            everything["results"] |= MEASURED[group](plan, options.folder)
+        for group in run.options.only:
+            results |= MEASURED[group](plan, run.options.folder)
     except MeasurementFailed as error:
         print(error, file=sys.stderr)
-        return 1
-    everything["machine"] |= quietness()
-    tell(f"took {time.monotonic() - start:.0f} s")
-    figures = tables.page(everything)
-    publish(everything, figures, options)
-    return 0
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Penstock's HTTP API beside what is possible.")
-    sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--quick", action="store_true", help="small sizes: a minute")
-    sizes.add_argument("--tiny", action="store_true", help="only to see that it runs")
-    add_options(parser, GROUPS)
-    return parser.parse_args(arguments)
-
-
-def planned(options: argparse.Namespace) -> Plan:
-    plan = QUICK if options.quick else TINY if options.tiny else Plan()
-    return replace(plan, repeats=options.repeats) if options.repeats else plan
-
-
-def command(options: argparse.Namespace) -> str:
-    """What to type to get the same; without the paths of this machine."""
-    words = ["python", "benchmarks/http.py"]
-    words += ["--quick"] if options.quick else ["--tiny"] if options.tiny else []
-    words += [] if options.only == GROUPS else ["--only", ",".join(options.only)]
-    words += ["--repeats", str(options.repeats)] if options.repeats else []
-    return " ".join(words)
+        return None
+    return results
 
 
 # -- measuring: sides take turns, so that a bad moment is everybody's -----------------------
@@ -130,3 +92,16 @@ def events(plan: Plan, root: Path | None) -> Results:
 
 
 MEASURED = {"requests": requests, "bulk": bulk, "reading": reading, "events": events}
+
+
+BENCHMARK = Benchmark(
+    "http.py",
+    "Penstock's HTTP API beside what is possible.",
+    tuple(MEASURED),
+    tables.page,
+    repeats=Plan.repeats,
+)
+
+
+def main() -> int:
+    return BENCHMARK.main(measure_all)

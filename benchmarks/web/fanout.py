@@ -11,7 +11,7 @@ from web.served import BARE, JOB, PENSTOCK, figures_of, serving
 
 _PATHS: dict[str, dict[str, Any]] = {
     BARE: {"events": "/events", "deeds": "/events", "events_each": 1},
-    PENSTOCK: {"events": "/v1/events", "deeds": "/v1/jobs", "events_each": 2},
+    PENSTOCK: {"events": "/v1/stream?kind=job", "deeds": "/v1/jobs", "events_each": 2},
 }
 """Where to read, where to POST, and what follows: a job is accepted, then scheduled."""
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GROUPS = ("requests", "bulk", "reading", "events")
-"""What `--only` can choose from."""
-
 CONNECTIONS = 64
 
 

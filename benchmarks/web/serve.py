@@ -23,16 +23,17 @@ import uvicorn
 from ours.system import settings_for
 from web.served import SERVED
 
-from penstock.api.frames import frame_of
 from penstock.api.options import HttpOptions
 from penstock.api.reply import EVENT_STREAM, JSON_HEADERS
 from penstock.api.server import HttpServer
+from penstock.api.stream import entry_frame
 from penstock.app.engine import Engine
 from penstock.cli.service import run_service
 from penstock.core.job import IdSource
 from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.clock import SystemClock
+from penstock.ports.store import JournalEvent
 
 Where = tuple[str, int, str]
 """Host, port, token."""
@@ -85,7 +86,7 @@ class Trivial:
         )
         told = self._next
         self._next = asyncio.get_running_loop().create_future()
-        told.set_result(frame_of(transition, "default", wish.topic, self._told))
+        told.set_result(entry_frame(JournalEvent(self._told, "default", wish.topic, transition)))
 
     async def _stream(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
@@ -118,7 +119,7 @@ async def plain(folder: Path) -> AsyncIterator[Where]:
 
 @asynccontextmanager
 async def penstock(folder: Path) -> AsyncIterator[Where]:
-    settings = msgspec.structs.replace(settings_for(folder), http="127.0.0.1:0")
+    settings = settings_for(folder).changed(http__listen="127.0.0.1:0")
     async with Engine(settings) as engine:
         token = settings.token_file.read_text().strip()
         yield "127.0.0.1", int(engine.url.rpartition(":")[2]), token

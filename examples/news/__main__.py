@@ -42,7 +42,7 @@ def main(words: list[str] | None = None) -> int:
     models = tuple(dict.fromkeys(filter(None, (given.model or settings.model, *settings.teachers))))
     given.home.mkdir(parents=True, exist_ok=True)
     try:
-        with app.run(given.home / "engine", models=models) as engine:
+        with app.run(given.home / "engine", models__serve=models) as engine:
             record = _run(engine, config)
     except penstock.PenstockError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ A new capability is a module with a `SCENARIOS` list of its own, added here.
 from __future__ import annotations
 
 from scenarios import (
+    agent,
     contained,
     control,
     everyday,
@@ -28,6 +29,7 @@ SECTIONS: dict[str, list[Scenario]] = {
     "through HTTP: limits": limits.SCENARIOS,
     "through HTTP: after others, by the clock, once more": flow.SCENARIOS,
     "through HTTP: who sees what": network.SCENARIOS,
+    "through HTTP: an AI agent": agent.SCENARIOS,
     "pipelines": staged.SCENARIOS,
     "containers": contained.SCENARIOS,
     "language models": spoken.SCENARIOS,

@@ -88,7 +88,7 @@ async def node(
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """As somebody starts one on a machine; what it says is JSON."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.cli", "pipe", "node", "--json", "--node-id", name),
+        *(sys.executable, "-m", "penstock.cli", "node", "start", "--json", "--node-id", name),
         *("--model", "SmolLM2", "--source", str(MODEL), "--dtype", "float32", "--threads", "1"),
         *("--drain", "0", "--data", str(stage.data), "--with-parent", *more),
         env=os.environ,

@@ -397,6 +397,35 @@ def readable(kind: Any) -> Any:
     return kind
 
 
+def json_schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type that `readable` gave, as plain JSON; empty where it has none.
+
+    A type that only a codec can read is described by its name.
+    """
+    try:
+        schema = msgspec.json.schema(kind, schema_hook=_titled)
+        plain: dict[str, Any] = msgspec.json.decode(encode(schema, "schema"))
+    except (TypeError, ValueError, RecursionError, InvalidRequest):
+        return {}
+    return flat_schema(plain)
+
+
+def _titled(kind: Any) -> dict[str, Any]:
+    return {"title": getattr(kind, "__name__", str(kind))}
+
+
+def flat_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The same schema, with what a `$ref` at its root names in place of that reference."""
+    definitions = dict(schema.get("$defs", {}))
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    if name not in definitions:
+        return dict(schema)
+    flat = dict(definitions[name])
+    if f'"#/$defs/{name}"'.encode() not in msgspec.json.encode(definitions):
+        del definitions[name]
+    return flat | ({"$defs": definitions} if definitions else {})
+
+
 def _unknown_types(info: Any, seen: set[int]) -> Iterator[type]:
     """The types within a type that msgspec asks us about."""
     if id(info) in seen:  # a type may contain itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.acceptance.bad_jobs import app
+from tests.support.acceptance.bad_jobs import app
 
 import penstock
 from penstock.testing.aio import run_async

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.bad_jobs import add, app
+from tests.support.acceptance.bad_jobs import add, app
 from tests.support.rows import every
 
 import penstock
@@ -18,7 +18,9 @@ from penstock import JobState
 @pytest.fixture(scope="module")
 def ps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Client]:
     folder = tmp_path_factory.mktemp("engine")
-    with app.run(folder, max_result=100_000, max_input=50_000, kill_grace=0.2) as client:
+    with app.run(
+        folder, limits__max_result=100_000, limits__max_input=50_000, timeouts__kill_grace=0.2
+    ) as client:
         yield client
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from tests.acceptance.front_door import PATIENCE, House, house
-from tests.chaos.cluster import PENSTOCK
+from tests.support.acceptance.front_door import PATIENCE, House, house
+from tests.support.chaos.cluster import PENSTOCK
 from tests.support.waiting import eventually
 
 RULES = """\
@@ -216,7 +216,9 @@ def test_a_paused_pool_takes_nothing_new_and_is_drained_when_it_holds_nothing(
     olga, gate = shared["olga"], shared.gate("drained")
     held = olga.submit("job.chaos.gated", {"gate": str(gate)})
     olga.until(held, lambda job: job["state"] == "RUNNING", "it runs")
-    assert "still holds 1 job" in olga.cli("pool", "drain", "default", "--timeout", "0", code=9)
+    assert "still holds 1 job" in olga.cli(
+        "pool", "drain", "default", "--wait-timeout", "0", code=9
+    )
     try:
         late = olga.submit("job.chaos.quick", {"n": 1})
         eventually(lambda: "paused" in olga.why(late), "it waits for the pool", PATIENCE)
@@ -248,7 +250,7 @@ def test_dead_letters_are_retried_together_with_every_field_and_judged_again(
         assert again["request"]["parent_job_id"] == job_id
         assert {name: again["request"][name] for name in fields} == fields
         assert again["verdict"]["rule_id"] == "default"
-    assert "no dead jobs" in olga.cli("dead", "--label", "batch=may")
+    assert "no dead jobs" in olga.cli("job", "list", "--dead", "--label", "batch=may")
 
 
 def test_jobs_are_cancelled_by_what_they_have_in_common(shared: House) -> None:
@@ -272,10 +274,10 @@ def test_a_revoked_key_is_worth_nothing_from_that_moment_on(shared: House) -> No
     shared.let_in(eve="submit")
     eve = shared["eve"]
     eve.ask("GET", "/v1/status")
-    request = Request(f"{shared.url}/v1/events", headers=eve.headers)
+    request = Request(f"{shared.url}/v1/stream", headers=eve.headers)
     with urlopen(request, timeout=PATIENCE) as stream:
         assert stream.readline().startswith(b"retry:")
-        assert "(eve) revoked" in shared["root"].cli("keys", "revoke", "eve")
+        assert "(eve) revoked" in shared["root"].cli("key", "delete", "eve")
         status, headers, problem = eve.exchange("GET", "/v1/status")
         assert (status, problem["code"]) == (401, "NOT_AUTHENTICATED")
         assert headers["WWW-Authenticate"].startswith("Bearer")
@@ -292,7 +294,7 @@ def test_a_tenant_s_key_can_t_tell_another_s_job_from_none(shared: House) -> Non
         ("GET", "/v1/jobs/{}"),
         ("GET", "/v1/jobs/{}/history"),
         ("GET", "/v1/jobs/{}/result"),
-        ("GET", "/v1/jobs/{}/events"),
+        ("GET", "/v1/jobs/{}/updates"),
         ("POST", "/v1/jobs/{}/cancel"),
         ("POST", "/v1/jobs/{}/retry"),
     }:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.front_door import PATIENCE, House
+from tests.support.acceptance.front_door import PATIENCE, House
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 ESCAPES = "\x1b]0;owned\x07\x1b[2K\x1b[1A\x9b31m\u202e"
@@ -26,8 +26,8 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2K\x1b[1A\x9b31m\u202e"
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     made = House(tmp_path_factory.mktemp("hostile"), 'default = "allow"')
-    made.environment["PYTHONPATH"] = str(Path(__file__).parent)
-    made.environment["PENSTOCK_HTTP_MAX_STREAMS"] = "8"
+    made.environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "support" / "acceptance")
+    made.environment["PENSTOCK_HTTP__MAX_STREAMS"] = "8"
     try:
         made.open("hostile_jobs:app")
         made.let_in(
@@ -159,7 +159,7 @@ def test_streams_are_left_to_others(engine: House) -> None:
             connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
             stack.enter_context(connection)
             key = engine[name].token
-            head = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n\r\n"
+            head = f"GET /v1/stream HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n\r\n"
             connection.sendall(head.encode())
             answers.append(connection.recv(100).split()[1])
     assert answers == [b"200"] * 2 + [b"429"] * 8 + [b"200"]
@@ -216,7 +216,7 @@ def test_escape_sequences_are_stored_and_shown_as_harmless_text(engine: House) -
         "job.open.fail", {"text": f"boom {ESCAPES}"}, labels={"a": "\x9b\u202e"}
     )
     assert mallory.end(job_id)["result"]["error_message"].endswith(f"boom {ESCAPES}")
-    for words in (("ps",), ("show", job_id), ("dead",)):
+    for words in (("ps",), ("show", job_id), ("job", "list", "--dead")):
         said = engine["root"].cli(*words)
         assert "boom" in said
         assert not set(said) & set("\x1b\x07\x9b\u202e")

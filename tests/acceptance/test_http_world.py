@@ -11,8 +11,8 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from tests.acceptance.front_door import PATIENCE, House, Person, house
-from tests.chaos.cluster import kill
+from tests.support.acceptance.front_door import PATIENCE, House, Person, house
+from tests.support.chaos.cluster import kill
 from tests.support.waiting import eventually
 
 import penstock
@@ -37,7 +37,7 @@ def read_events(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(id, event) of a job from the stream of everything, up to a state."""
     headers = person.headers | ({"Last-Event-ID": last_id} if last_id else {})
-    path = f"/v1/events?job_id={job_id}&after=0"
+    path = f"/v1/stream?kind=job&job_id={job_id}&after=0"
     with urlopen(Request(person.house.url + path, headers=headers), timeout=PATIENCE) as stream:
         for line in stream:
             name, _, value = line.decode().strip().partition(": ")
@@ -84,7 +84,7 @@ def test_the_whole_network_is_not_served_without_tls(flag: str, tmp_path: Path) 
     done = made.run("up", "--http", flag)
     assert done.returncode == 2, done.stderr
     assert "without TLS" in done.stderr
-    assert "http_insecure" in done.stderr
+    assert "http.insecure" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -1,6 +1,6 @@
 """Seed 001, sentence by sentence, as a user of a running engine meets it.
 
-docs/reference/seed-001.md says which sentence is told by which test.
+tests/seeds/001.md numbers the sentences; marks say which test holds which.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.core.job import Job, JobRequest, JobResult, Priority
 from penstock.core.journal import Transition
-from penstock.core.ledger import Move, Verdict
+from penstock.core.ledger import ChangeOutcome, Move
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.bus import HANDSHAKE, RESULT, Dispatch, Finished, Handshake, Started, jobs_of
@@ -118,6 +118,7 @@ def moves(log: list[Transition]) -> list[tuple[str, str, str]]:
 # -- JobRequest ------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("001", "1.1")
 @run_async
 async def test_a_job_id_names_one_job_over_all_tenants_and_restarts(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -134,6 +135,7 @@ async def test_a_job_id_names_one_job_over_all_tenants_and_restarts(tmp_path: Pa
         assert len({job.job_id for job in fresh}) == 100
 
 
+@pytest.mark.seed("001", "1.2", "3.7")
 @run_async
 async def test_a_topic_says_which_pool_a_job_goes_to(tmp_path: Path) -> None:
     async with engine_at(tmp_path, worker=False, unknown_topics="hold") as engine:
@@ -162,6 +164,7 @@ def join(
     engine.bus.publish(HANDSHAKE, [hello])
 
 
+@pytest.mark.seed("001", "1.3")
 @run_async
 async def test_a_priority_decides_who_of_those_that_wait_goes_first(tmp_path: Path) -> None:
     async with engine_at(tmp_path, concurrency=1) as engine:
@@ -180,6 +183,7 @@ async def test_a_priority_decides_who_of_those_that_wait_goes_first(tmp_path: Pa
         assert order == ["critical", "interactive", "batch"]
 
 
+@pytest.mark.seed("001", "1.4")
 @run_async
 async def test_a_context_ptr_is_kept_as_it_came_and_read_where_it_points(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -194,6 +198,7 @@ async def test_a_context_ptr_is_kept_as_it_came_and_read_where_it_points(tmp_pat
         assert order == ["hi", text, "from a file"]
 
 
+@pytest.mark.seed("001", "1.5", "1.6")
 @run_async
 async def test_an_adapter_id_and_env_reach_the_job_that_runs(tmp_path: Path) -> None:
     env = {"tenant": "acme", "locale": "de", "sandbox": "1"}
@@ -211,6 +216,7 @@ async def result_of(engine: Engine, job: Job) -> Any:
     return msgspec.json.decode(await engine.api.get_blob(job.result.result_ptr))
 
 
+@pytest.mark.seed("001", "1.7")
 @run_async
 async def test_parent_workflow_and_step_express_children_and_their_order(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -226,6 +232,7 @@ async def test_parent_workflow_and_step_express_children_and_their_order(tmp_pat
 # -- JobResult -------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("001", "2.1", "2.4", "2.5", "2.6")
 @run_async
 async def test_a_result_names_its_job_its_worker_its_time_and_where_the_output_is(
     tmp_path: Path,
@@ -243,6 +250,7 @@ async def test_a_result_names_its_job_its_worker_its_time_and_where_the_output_i
         assert (result.error_code, result.error_message) == (None, None)
 
 
+@pytest.mark.seed("001", "2.7")
 @run_async
 async def test_a_failure_says_its_code_and_its_message(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -252,6 +260,7 @@ async def test_a_failure_says_its_code_and_its_message(tmp_path: Path) -> None:
         assert (result.error_code, result.error_message) == ("ValueError", "it went wrong")
 
 
+@pytest.mark.seed("001", "2.1", "2.2", "6.4")
 @run_async
 async def test_every_end_is_a_result_with_that_status(tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text(RULES)
@@ -271,6 +280,7 @@ async def test_every_end_is_a_result_with_that_status(tmp_path: Path) -> None:
         assert [job.result and job.result.job_id for job in ends] == [job.job_id for job in ends]
 
 
+@pytest.mark.seed("001", "2.3")
 @run_async
 async def test_what_is_between_accepted_and_ended_is_told_as_it_happens(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -294,6 +304,7 @@ _WAY = [
 ]
 
 
+@pytest.mark.seed("001", "3.5", "3.6", "3.7", "3.9", "3.10", "4.1", "4.2", "4.4")
 @pytest.mark.parametrize(
     ("topic", "end"), [("job.seed.shout", "SUCCEEDED"), ("job.seed.fail", "FAILED")]
 )
@@ -309,6 +320,7 @@ async def test_a_job_goes_the_way_of_the_diagram_and_each_step_is_its_roles(
         assert log[-1].actor == f"worker:{engine.worker_id}"
 
 
+@pytest.mark.seed("001", "3.11", "4.7")
 @run_async
 async def test_the_reconciler_ends_what_runs_too_long(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -317,6 +329,7 @@ async def test_the_reconciler_ends_what_runs_too_long(tmp_path: Path) -> None:
         assert moves(log) == [*_WAY, ("RUNNING", "TIMEOUT", "reconciler")]
 
 
+@pytest.mark.seed("001", "3.12", "4.7")
 @run_async
 async def test_the_reconciler_ends_what_a_worker_took_and_did_not_start(tmp_path: Path) -> None:
     async with engine_at(tmp_path, worker=False, unknown_topics="hold") as engine:
@@ -328,6 +341,7 @@ async def test_the_reconciler_ends_what_a_worker_took_and_did_not_start(tmp_path
         assert taken == [job.job_id]
 
 
+@pytest.mark.seed("001", "3.13", "4.3")
 @run_async
 async def test_the_scheduler_denies_what_safety_rejects_and_no_worker_sees_it(
     tmp_path: Path,
@@ -341,6 +355,7 @@ async def test_the_scheduler_denies_what_safety_rejects_and_no_worker_sees_it(
         assert job.attempt == 0
 
 
+@pytest.mark.seed("001", "3.15", "4.9")
 @run_async
 async def test_a_job_can_be_cancelled_wherever_it_is(tmp_path: Path) -> None:
     """Scheduled, dispatched and running; the pending one is in the table's own tests."""
@@ -372,6 +387,7 @@ def _cancelled(job_id: str, worker_id: str) -> JobResult:
     return JobResult(job_id=job_id, status=JobState.CANCELLED, worker_id=worker_id, attempt=1)
 
 
+@pytest.mark.seed("001", "3.14")
 @run_async
 async def test_a_pending_job_can_be_cancelled_too(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -392,6 +408,7 @@ def _move(job: Job, event: JobEvent, actor: str, **fields: Any) -> Move:
     return Move(job.job_id, (event,), actor, job.updated_at, **fields)
 
 
+@pytest.mark.seed("001", "3.2", "3.3", "3.4", "5.1", "5.2")
 @run_async
 async def test_a_state_that_is_set_twice_is_a_repeat_and_a_step_back_is_refused(
     tmp_path: Path,
@@ -405,7 +422,10 @@ async def test_a_state_that_is_set_twice_is_a_repeat_and_a_step_back_is_refused(
         again = _move(running, JobEvent.START, worker, attempt=1)
         back = _move(running, JobEvent.SCHEDULE, "scheduler")
         repeated, refused = await engine.store.apply([again, back])
-        assert (repeated.verdict, refused.verdict) == (Verdict.REPEATED, Verdict.REFUSED)
+        assert (repeated.verdict, refused.verdict) == (
+            ChangeOutcome.REPEATED,
+            ChangeOutcome.REFUSED,
+        )
         assert await engine.api.get(job.job_id) == running
         assert await engine.api.history(job.job_id) == log
         gates["g"].set()
@@ -413,6 +433,7 @@ async def test_a_state_that_is_set_twice_is_a_repeat_and_a_step_back_is_refused(
         assert (await engine.api.history(job.job_id))[: len(log)] == log
 
 
+@pytest.mark.seed("001", "5.3", "5.4")
 @run_async
 async def test_a_result_for_what_has_ended_is_logged_and_overwrites_nothing(
     tmp_path: Path,
@@ -445,6 +466,7 @@ async def noted(engine: Engine, job: Job) -> list[Transition]:
     raise AssertionError("the engine closed")
 
 
+@pytest.mark.seed("001", "2.6", "4.5", "4.6")
 @run_async
 async def test_a_worker_may_end_what_it_never_said_it_started(tmp_path: Path) -> None:
     """DISPATCHED -> SUCCEEDED: the start is implied, and both steps are in the log."""
@@ -467,6 +489,7 @@ async def test_a_worker_may_end_what_it_never_said_it_started(tmp_path: Path) ->
         assert final.result.execution_ms == 12.5
 
 
+@pytest.mark.seed("001", "3.8", "6.1")
 @run_async
 async def test_running_means_that_a_worker_said_so(tmp_path: Path) -> None:
     async with engine_at(tmp_path, worker=False, unknown_topics="hold") as engine:
@@ -480,6 +503,7 @@ async def test_running_means_that_a_worker_said_so(tmp_path: Path) -> None:
         assert (await engine.api.history(job.job_id))[-1].actor == "worker:slow"
 
 
+@pytest.mark.seed("001", "5.6")
 @run_async
 async def test_a_retry_is_a_new_job_linked_to_the_old(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
@@ -492,6 +516,7 @@ async def test_a_retry_is_a_new_job_linked_to_the_old(tmp_path: Path) -> None:
         assert last.request.parent_job_id == first.job_id
 
 
+@pytest.mark.seed("001", "5.5")
 @run_async
 async def test_only_an_idempotent_job_goes_on_under_its_own_id(tmp_path: Path) -> None:
     async with engine_at(tmp_path, worker=False, unknown_topics="hold") as engine:

@@ -1,6 +1,6 @@
 """Seed 002, sentence by sentence, as a user of a pipeline meets it.
 
-docs/reference/seed-002.md says which sentence is told by which test. Most of it runs with a
+tests/seeds/002.md numbers the sentences; marks say which test holds which. Most of it runs with a
 `PipelineJobManager`, and what "the DB says" is read from its folder by somebody else.
 """
 
@@ -153,6 +153,7 @@ def reasons(record: PipelineRecord) -> dict[str, str]:
 # -- Job status -------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("002", "1.1")
 @pytest.mark.parametrize("name", ["start_job", "create_job"])
 @run_async
 async def test_a_job_that_is_created_is_pending_until_its_background_task_starts(
@@ -170,6 +171,7 @@ async def test_a_job_that_is_created_is_pending_until_its_background_task_starts
         assert (await jobs.wait(job.id, 20)).status is _S.COMPLETED
 
 
+@pytest.mark.seed("002", "1.2")
 @run_async
 async def test_a_job_whose_task_has_started_is_running_since_then(tmp_path: Path) -> None:
     news = News()
@@ -189,6 +191,7 @@ async def test_a_job_whose_task_has_started_is_running_since_then(tmp_path: Path
     assert ended.finished_at >= held.started_at
 
 
+@pytest.mark.seed("002", "1.3")
 @run_async
 async def test_a_job_that_is_cancelled_before_it_starts_is_cancelled_and_never_runs(
     tmp_path: Path,
@@ -205,6 +208,7 @@ async def test_a_job_that_is_cancelled_before_it_starts_is_cancelled_and_never_r
     assert news.ran == []
 
 
+@pytest.mark.seed("002", "1.4")
 @run_async
 async def test_a_job_all_of_whose_stages_succeed_is_completed(tmp_path: Path) -> None:
     news = News()
@@ -214,6 +218,7 @@ async def test_a_job_all_of_whose_stages_succeed_is_completed(tmp_path: Path) ->
     assert ended.errors == ()
 
 
+@pytest.mark.seed("002", "1.5")
 @run_async
 async def test_a_job_with_good_and_failed_stages_is_partial(tmp_path: Path) -> None:
     news = News()
@@ -227,6 +232,7 @@ async def test_a_job_with_good_and_failed_stages_is_partial(tmp_path: Path) -> N
     assert "went wrong" in error.message
 
 
+@pytest.mark.seed("002", "1.6")
 @run_async
 async def test_a_job_of_which_nothing_succeeds_has_failed(tmp_path: Path) -> None:
     news = News()
@@ -237,6 +243,7 @@ async def test_a_job_of_which_nothing_succeeds_has_failed(tmp_path: Path) -> Non
     assert ended.finished_at is not None
 
 
+@pytest.mark.seed("002", "1.7")
 @run_async
 async def test_an_exception_of_the_orchestrator_fails_the_job_whatever_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -260,6 +267,7 @@ async def test_an_exception_of_the_orchestrator_fails_the_job_whatever_was_done(
     assert ended.finished_at is not None
 
 
+@pytest.mark.seed("002", "1.8")
 @run_async
 async def test_a_first_stage_that_is_critical_fails_the_job_and_nothing_else_runs(
     tmp_path: Path,
@@ -275,6 +283,7 @@ async def test_a_first_stage_that_is_critical_fails_the_job_and_nothing_else_run
     }
 
 
+@pytest.mark.seed("002", "7.1")
 @run_async
 async def test_a_first_stage_that_is_not_critical_leaves_the_rest_its_chance(
     tmp_path: Path,
@@ -286,6 +295,7 @@ async def test_a_first_stage_that_is_not_critical_leaves_the_rest_its_chance(
     assert news.ran == ["ingest", "brief"]
 
 
+@pytest.mark.seed("002", "1.9")
 @run_async
 async def test_a_running_job_that_is_cancelled_is_cancelled_once_it_has_stopped(
     tmp_path: Path,
@@ -305,6 +315,7 @@ async def test_a_running_job_that_is_cancelled_is_cancelled_once_it_has_stopped(
     assert set(news.stopped) == {"classify"}
 
 
+@pytest.mark.seed("002", "1.12")
 @pytest.mark.parametrize("end", [_S.COMPLETED, _S.PARTIAL, _S.FAILED, _S.CANCELLED])
 @run_async
 async def test_an_end_is_final(
@@ -336,6 +347,7 @@ async def test_an_end_is_final(
 # -- Stage execution --------------------------------------------------------------------------
 
 
+@pytest.mark.seed("002", "2.1")
 @run_async
 async def test_stages_run_one_after_the_other_in_the_order_of_the_flowchart(
     tmp_path: Path,
@@ -389,6 +401,7 @@ class Spy:
             await client.api.pipelines.cancel(job.id, timeout=0)
 
 
+@pytest.mark.seed("002", "2.2")
 @run_async
 async def test_the_first_check_finds_what_was_cancelled_before_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -402,6 +415,7 @@ async def test_the_first_check_finds_what_was_cancelled_before_it_began(
     assert spy.told == [("_check_cancelled", True), ("_build_cancelled_result", 1)]
 
 
+@pytest.mark.seed("002", "2.3", "2.4", "2.5", "2.6", "2.7", "4.2", "4.5", "8.2")
 @pytest.mark.parametrize("check", range(2, 7))
 @run_async
 async def test_each_check_sees_a_cancel_from_outside_and_leads_to_cancelled(
@@ -425,6 +439,7 @@ async def test_each_check_sees_a_cancel_from_outside_and_leads_to_cancelled(
     ]
 
 
+@pytest.mark.seed("002", "4.2", "7.21")
 @pytest.mark.parametrize("check", range(2, 7))
 @run_async
 async def test_no_stage_runs_after_a_cancel_that_is_in_the_database_before_its_check(
@@ -437,6 +452,7 @@ async def test_no_stage_runs_after_a_cancel_that_is_in_the_database_before_its_c
     assert news.ran == list(STAGES[: check - 1])
 
 
+@pytest.mark.seed("002", "2.8")
 @run_async
 async def test_a_check_that_finds_nothing_lets_its_stage_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -448,6 +464,7 @@ async def test_a_check_that_finds_nothing_lets_its_stage_run(
     assert news.ran == list(STAGES)
 
 
+@pytest.mark.seed("002", "2.9")
 @run_async
 async def test_the_summary_is_made_between_the_brief_and_the_look_at_the_evaluation_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -479,6 +496,7 @@ async def test_the_summary_is_made_between_the_brief_and_the_look_at_the_evaluat
     ]
 
 
+@pytest.mark.seed("002", "2.9", "7.15")
 @run_async
 async def test_the_summary_can_be_read_while_evaluation_runs_and_is_closed_at_the_end(
     tmp_path: Path,
@@ -503,6 +521,7 @@ async def test_the_summary_can_be_read_while_evaluation_runs_and_is_closed_at_th
     assert ended.summary.stages["optimization"]["status"] == "completed"
 
 
+@pytest.mark.seed("002", "2.10", "2.11", "8.8")
 @pytest.mark.parametrize(
     ("evaluate", "optimize", "skipped"),
     [
@@ -529,6 +548,7 @@ async def test_the_flags_decide_whether_evaluation_and_optimization_run(
     assert spy.made == len(news.ran), "what a flag leaves out is not checked for either"
 
 
+@pytest.mark.seed("002", "1.6", "2.12", "2.13", "2.14", "2.15")
 @pytest.mark.parametrize(
     ("broken", "end"),
     [
@@ -559,6 +579,7 @@ async def test_the_end_is_determined_by_how_the_stages_ended(
 # -- Stage status -----------------------------------------------------------------------------
 
 
+@pytest.mark.seed("002", "3.1", "3.2", "3.4")
 @run_async
 async def test_each_stage_has_a_status_of_its_own(tmp_path: Path) -> None:
     news = News()
@@ -575,6 +596,7 @@ async def test_each_stage_has_a_status_of_its_own(tmp_path: Path) -> None:
     assert ended.status is _S.PARTIAL
 
 
+@pytest.mark.seed("002", "3.3", "7.2")
 @run_async
 async def test_a_classify_with_failures_is_partial_and_lists_them(tmp_path: Path) -> None:
     news = News()
@@ -590,6 +612,7 @@ async def test_a_classify_with_failures_is_partial_and_lists_them(tmp_path: Path
     assert ended.status is _S.PARTIAL
 
 
+@pytest.mark.seed("002", "3.5", "7.5", "7.20")
 @run_async
 async def test_an_optimization_without_an_evaluation_is_skipped_and_says_why(
     tmp_path: Path,
@@ -607,6 +630,7 @@ async def test_an_optimization_without_an_evaluation_is_skipped_and_says_why(
     assert "optimization" not in news.ran
 
 
+@pytest.mark.seed("002", "7.20")
 @run_async
 async def test_an_optimization_after_a_partial_evaluation_has_something_to_go_by(
     tmp_path: Path,
@@ -622,6 +646,7 @@ async def test_an_optimization_after_a_partial_evaluation_has_something_to_go_by
 # -- Cancellation -----------------------------------------------------------------------------
 
 
+@pytest.mark.seed("002", "4.1", "4.3", "4.4")
 @run_async
 async def test_a_cancel_marks_the_file_first_then_stops_the_work_and_only_then_ends_the_job(
     tmp_path: Path,
@@ -647,6 +672,7 @@ async def test_a_cancel_marks_the_file_first_then_stops_the_work_and_only_then_e
     assert ended.abandoned_items == ()
 
 
+@pytest.mark.seed("002", "1.10")
 @run_async
 async def test_a_cancelled_error_of_the_background_task_ends_the_job_as_cancelled(
     tmp_path: Path,
@@ -666,6 +692,7 @@ async def test_a_cancelled_error_of_the_background_task_ends_the_job_as_cancelle
 # -- Stale jobs -------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("002", "1.11", "5.1", "5.2", "8.13")
 @run_async
 async def test_what_is_stuck_for_more_than_two_hours_is_failed_in_the_seeds_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -694,6 +721,7 @@ async def test_what_is_stuck_for_more_than_two_hours_is_failed_in_the_seeds_word
 # -- Key files --------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("002", "6.1", "6.2", "6.3")
 @pytest.mark.parametrize(
     ("name", "home"),
     [
@@ -704,13 +732,14 @@ async def test_what_is_stuck_for_more_than_two_hours_is_failed_in_the_seeds_word
 )
 def test_the_seeds_names_are_penstocks_and_live_where_the_page_says(name: str, home: str) -> None:
     assert getattr(penstock, name).__module__ == home
-    page = Path(__file__).parents[2] / "docs" / "reference" / "seed-002.md"
+    page = Path(__file__).parents[1] / "seeds" / "002.md"
     assert f"`{name}` is in `{home}`" in page.read_text("utf-8")
 
 
 # -- The same in an engine --------------------------------------------------------------------
 
 
+@pytest.mark.seed("002", "6.5")
 @run_async
 async def test_under_an_engine_the_same_pipeline_comes_to_the_same_ends(tmp_path: Path) -> None:
     news, app = News(critical=True, cancel_grace=0.2), penstock.App()

@@ -11,12 +11,12 @@ import pytest
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 if TYPE_CHECKING:
-    from tests.pipes.networks import SmallModel
+    from tests.support.pipes.networks import SmallModel
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     """A model of six layers with random weights, and words."""
-    from tests.pipes.networks import SmallModel
+    from tests.support.pipes.networks import SmallModel
 
     return SmallModel.made(tmp_path_factory.mktemp("small") / "tiny")

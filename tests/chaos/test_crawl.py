@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, kill
 from tests.docs.conftest import ROOT, blocks_of
+from tests.support.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 from penstock import JobState

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import cluster
-from tests.chaos.disks import tmpfs
+from tests.support.chaos.cluster import cluster
+from tests.support.chaos.disks import tmpfs
 from tests.support.waiting import eventually
 
 

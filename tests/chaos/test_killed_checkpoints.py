@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 from penstock import JobHandle
@@ -55,7 +55,10 @@ def test_the_next_attempt_goes_on_after_the_last_row_that_was_kept(tmp_path: Pat
 def test_a_job_goes_on_when_the_engine_comes_back(tmp_path: Path, point: str) -> None:
     notes = tmp_path / "notes"
     with cluster(
-        tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_LEASE="20", PENSTOCK_LOST_GRACE="20"
+        tmp_path,
+        PENSTOCK_UNKNOWN_TOPICS="hold",
+        PENSTOCK_TIMEOUTS__LEASE="20",
+        PENSTOCK_TIMEOUTS__LOST_GRACE="20",
     ) as c:
         engine = c.up("--no-worker", **({"PENSTOCK_FAILPOINT": f"{point}:100"} if point else {}))
         c.worker("first")

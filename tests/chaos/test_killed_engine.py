@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 import penstock
@@ -112,7 +112,9 @@ def test_an_engine_killed_at_a_named_point_loses_nothing(
 
 def test_a_worker_keeps_its_job_over_a_restart_of_the_engine(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_LOST_GRACE="1.5") as c:
+    with cluster(
+        tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_TIMEOUTS__LOST_GRACE="1.5"
+    ) as c:
         engine = c.up("--no-worker")
         c.worker("keeper")
         with c.client() as ps:
@@ -131,7 +133,9 @@ def test_a_worker_keeps_its_job_over_a_restart_of_the_engine(tmp_path: Path) -> 
 
 def test_a_result_made_while_the_engine_was_down_is_told_when_it_is_back(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_LOST_GRACE="1.5") as c:
+    with cluster(
+        tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_TIMEOUTS__LOST_GRACE="1.5"
+    ) as c:
         engine = c.up("--no-worker")
         c.worker("keeper")
         with c.client() as ps:

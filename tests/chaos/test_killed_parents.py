@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.chaos.cluster import cluster, kill
+from tests.support.chaos.cluster import cluster, kill
 from tests.support.waiting import eventually
 
 from penstock import JobState

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 from penstock.core.job import Job
@@ -48,9 +48,9 @@ def finish(c: Cluster, schedule: str) -> list[Job]:
 
 
 def test_an_engine_killed_around_its_firings_fires_each_time_once(tmp_path: Path) -> None:
-    with cluster(tmp_path, PENSTOCK_HTTP="127.0.0.1:0") as c:
+    with cluster(tmp_path, PENSTOCK_HTTP__LISTEN="127.0.0.1:0") as c:
         engine = c.up("--app", "jobs:app")
-        put = c.run("schedule", "put", "tick", *EVERY_SECOND, "--catch-up", "all")
+        put = c.run("schedule", "create", "tick", *EVERY_SECOND, "--catch-up", "all")
         assert put.returncode == 0, put.stderr
         begin = time.time()
         for turn in range(6):
@@ -73,9 +73,9 @@ def test_an_engine_killed_around_its_firings_fires_each_time_once(tmp_path: Path
 def test_an_engine_killed_between_submitting_and_remembering_fires_each_time_once(
     tmp_path: Path, point: str
 ) -> None:
-    with cluster(tmp_path, PENSTOCK_HTTP="127.0.0.1:0") as c:
+    with cluster(tmp_path, PENSTOCK_HTTP__LISTEN="127.0.0.1:0") as c:
         engine = c.up("--app", "jobs:app")
-        put = c.run("schedule", "put", "tick", *EVERY_SECOND, "--catch-up", "all")
+        put = c.run("schedule", "create", "tick", *EVERY_SECOND, "--catch-up", "all")
         assert put.returncode == 0, put.stderr
         begin = time.time()
         kill(engine)

@@ -8,13 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import cluster, kill
-from tests.chaos.jobs import ONE_RETRY
+from tests.support.chaos.cluster import cluster, kill
+from tests.support.chaos.jobs import ONE_RETRY
 from tests.support.waiting import eventually
 
 from penstock import JobState, JobTimedOut
 
 
+@pytest.mark.seed("001", "6.9")
 def test_none_is_missing_and_none_is_applied_twice_after_a_worker_is_killed(tmp_path: Path) -> None:
     with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
         c.up("--no-worker")
@@ -36,6 +37,7 @@ def test_none_is_missing_and_none_is_applied_twice_after_a_worker_is_killed(tmp_
         assert c.run("verify").returncode == 0
 
 
+@pytest.mark.seed("001", "5.5")
 def test_an_idempotent_job_goes_on_under_the_same_id_with_the_next_attempt(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
@@ -53,6 +55,7 @@ def test_an_idempotent_job_goes_on_under_the_same_id_with_the_next_attempt(tmp_p
         c.check_history()
 
 
+@pytest.mark.seed("001", "5.6")
 def test_any_other_job_ends_timeout_and_its_policy_retries_it_under_a_new_id(
     tmp_path: Path,
 ) -> None:
@@ -81,6 +84,7 @@ def test_any_other_job_ends_timeout_and_its_policy_retries_it_under_a_new_id(
         c.check_history()
 
 
+@pytest.mark.seed("001", "6.4")
 def test_a_worker_stopped_past_its_lease_is_fenced_when_it_wakes(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
@@ -105,8 +109,9 @@ def test_a_worker_stopped_past_its_lease_is_fenced_when_it_wakes(tmp_path: Path)
         assert c.run("verify").returncode == 0
 
 
+@pytest.mark.seed("001", "6.10")
 def test_a_busy_worker_is_not_a_dead_one(tmp_path: Path) -> None:
-    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_LEASE="1") as c:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_TIMEOUTS__LEASE="1") as c:
         c.up("--no-worker")
         c.worker("only")
         with c.client() as ps:

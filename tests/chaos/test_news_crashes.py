@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from examples.news.articles import Articles
-from tests.integration.news.newsroom import brief, run, sample
+from tests.support.news.newsroom import brief, run, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def process(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.integration.news.newsroom", *words],
+        [sys.executable, "-m", "tests.support.news.newsroom", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.pipelines import (
+from tests.support.chaos.pipelines import (
     KILLED,
     SECONDS,
     Stable,
@@ -63,6 +63,7 @@ def _goes_on(
         assert result_in(folder) == undisturbed, folder.name
 
 
+@pytest.mark.seed("002", "8.15")
 @pytest.mark.parametrize("where", ["before-commit", "after-commit"])
 def test_a_job_whose_process_is_killed_at_any_commit_goes_on_from_there(
     stable: Stable, undisturbed: object, tmp_path: Path, where: str

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 import penstock
@@ -38,6 +38,7 @@ def written(ps: penstock.Client, run: str, stage: str) -> set[int]:
     return {item.seq for item in items}
 
 
+@pytest.mark.seed("002", "8.15")
 def test_a_run_whose_worker_is_killed_goes_on_at_another_and_repeats_nothing_that_was_written(
     tmp_path: Path,
 ) -> None:

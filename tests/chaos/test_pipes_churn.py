@@ -9,9 +9,9 @@ import signal
 from collections.abc import Callable, Mapping
 
 import pytest
-from tests.chaos.pipes_network import Asked, NodeProcess, Processes
-from tests.chaos.pipes_nodes import LEFT, Ended, Failed
-from tests.pipes.networks import SmallModel, ranges
+from tests.support.chaos.pipes_network import Asked, NodeProcess, Processes
+from tests.support.chaos.pipes_nodes import LEFT, Ended, Failed
+from tests.support.pipes.networks import SmallModel, ranges
 
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.config import LayerRange
@@ -123,6 +123,7 @@ class Crowd:
         return failed
 
 
+@pytest.mark.seed("000", "17.13")
 @pytest.mark.parametrize(
     ("jobs", "held", "groups"),
     [

@@ -6,9 +6,9 @@ import signal
 from typing import Any
 
 import pytest
-from tests.chaos.pipes_network import Asked, NodeProcess, Processes
-from tests.chaos.pipes_nodes import Ended, Failed, Lost
-from tests.pipes.networks import PROMPT, SmallModel, ranges
+from tests.support.chaos.pipes_network import Asked, NodeProcess, Processes
+from tests.support.chaos.pipes_nodes import Ended, Failed, Lost
+from tests.support.pipes.networks import PROMPT, SmallModel, ranges
 
 from penstock.testing.aio import run_async
 
@@ -58,6 +58,7 @@ def check_whole(asked: Asked, model: SmallModel) -> None:
     assert (asked.tokens, asked.end.tokens) == (LONG, LONG)
 
 
+@pytest.mark.seed("000", "18.4")
 @run_async
 async def test_after_kill_9_of_a_node_the_answer_goes_on_over_its_copy(
     small: SmallModel, pipe_nursery: str
@@ -75,6 +76,7 @@ async def test_after_kill_9_of_a_node_the_answer_goes_on_over_its_copy(
         await network.free()
 
 
+@pytest.mark.seed("000", "17.1", "18.3")
 @run_async
 async def test_after_kill_9_of_a_node_without_a_copy_the_answer_ends_with_the_reason(
     small: SmallModel, pipe_nursery: str

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 import penstock
@@ -133,9 +133,9 @@ def test_nobody_notices_that_the_engine_is_started_again(tmp_path: Path, how: in
     gate = tmp_path / "gate"
     settings = {
         "PENSTOCK_LISTEN": f"unix:,{tcp}",
-        "PENSTOCK_HTTP": http,
-        "PENSTOCK_LEASE": "10",
-        "PENSTOCK_LOST_GRACE": "10",
+        "PENSTOCK_HTTP__LISTEN": http,
+        "PENSTOCK_TIMEOUTS__LEASE": "10",
+        "PENSTOCK_TIMEOUTS__LOST_GRACE": "10",
         "PENSTOCK_CONCURRENCY": "20",
     }
     with cluster(tmp_path, **settings) as c:
@@ -175,7 +175,7 @@ def test_nobody_notices_that_the_engine_is_started_again(tmp_path: Path, how: in
 @pytest.mark.parametrize("way", ["unix", "http"])
 def test_a_timeout_holds_although_the_engine_answers_nothing(tmp_path: Path, way: str) -> None:
     http = f"127.0.0.1:{free_port()}"
-    with cluster(tmp_path, PENSTOCK_HTTP=http, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+    with cluster(tmp_path, PENSTOCK_HTTP__LISTEN=http, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
         engine = c.up("--no-worker")
         token = (c.data / "token").read_text().strip()
         address = f"http://{http}" if way == "http" else f"unix:{c.data}/penstock.sock"

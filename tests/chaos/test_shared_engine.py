@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import HERE, PATIENCE, Cluster, cluster
+from tests.support.chaos.cluster import HERE, PATIENCE, Cluster, cluster
 from tests.support.waiting import eventually
 
 from penstock.lifecycles.canonical import JobState
@@ -28,7 +28,7 @@ KILLS = 10
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[Web]:
     # Each kill takes a worker, too: an unlucky job loses its own every time, and must not end.
-    with cluster(tmp_path, PENSTOCK_MAX_ATTEMPTS=str(KILLS + 1)) as made:
+    with cluster(tmp_path, PENSTOCK_LIMITS__MAX_ATTEMPTS=str(KILLS + 1)) as made:
         yield Web(made)
         for process in made.processes:
             print(made.log_of(process))  # shown if the test failed
@@ -47,7 +47,7 @@ class Web:
         words = [
             "-m",
             "uvicorn",
-            "tests.chaos.web:web",
+            "tests.support.chaos.web:web",
             "--port",
             str(self.port),
             "--workers",
@@ -59,7 +59,7 @@ class Web:
         process = subprocess.Popen(
             [sys.executable, *words, "--no-access-log"],
             env={**self.cluster.environment, "PENSTOCK_X_HOW": how},
-            cwd=HERE.parent.parent,
+            cwd=HERE.parents[2],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

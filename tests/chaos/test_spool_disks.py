@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.disks import mount, tmpfs
+from tests.support.chaos.disks import mount, tmpfs
 
 from penstock.core.errors import Misconfigured, PenstockError, StoreFailed, StoreFull
 from penstock.lifecycles.spool import FOLDERS, Status
@@ -160,5 +160,5 @@ def test_a_workspace_can_t_be_made_where_one_may_not_write(open_folder: Path) ->
 def test_a_file_that_may_not_be_read_is_unfit(open_folder: Path) -> None:
     (open_folder / "prompt.txt").write_text("p")
     (open_folder / "prompt.txt").chmod(0o000)
-    told = _as_nobody(lambda: read_file(open_folder / "prompt.txt", 100))
+    told = _as_nobody(lambda: read_file(open_folder, "prompt.txt", 100))
     assert told == f"{Unfit.__name__}: prompt.txt: can't be read: permission denied"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.disks import tmpfs
+from tests.support.chaos.disks import tmpfs
+from tests.support.fake_llm import FakeRunner
 from tests.support.waiting import soon
 
 from penstock.lifecycles.spool import Status
 from penstock.testing.aio import run_async
-from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import ServerConfig
 from penstock.workloads.spool.disk.workspace import Workspace

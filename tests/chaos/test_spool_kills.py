@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.chaos.spool_servers import Setting, server
+from tests.support.chaos.spool_servers import Setting, server
 from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import Status
@@ -87,6 +87,7 @@ def check_all_done(workspace: Workspace, prompts: dict[str, str]) -> None:
         assert names == {"prompt.txt", "meta.json", RESULT}
 
 
+@pytest.mark.seed("004", "13.4")
 @pytest.mark.timeout(120)
 def test_a_kill_9_loop_over_1000_jobs_loses_none_and_gives_each_one_whole_result(
     tmp_path: Path,
@@ -103,6 +104,7 @@ def test_a_kill_9_loop_over_1000_jobs_loses_none_and_gives_each_one_whole_result
         assert (workspace.of(Status.DONE, job_id) / RESULT).read_text() == prompt.upper()
 
 
+@pytest.mark.seed("004", "10.1")
 @pytest.mark.timeout(120)
 def test_a_kill_9_loop_over_a_real_model_loses_no_job(tmp_path: Path, model_file: Path) -> None:
     options = SpoolOptions(max_tokens=2, sampling=Sampling(temperature=0))
@@ -128,6 +130,7 @@ STEPS = (
 )
 
 
+@pytest.mark.seed("004", "1.4")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_server_killed_at_this_step_of_an_end_leaves_every_job_in_one_state(
     step: str, tmp_path: Path
@@ -163,6 +166,7 @@ def test_a_server_killed_while_it_recovers_orphans_loses_none(step: str, tmp_pat
     check_all_done(workspace, prompts)
 
 
+@pytest.mark.seed("004", "4.4", "13.5", "14.5")
 def test_two_servers_share_a_workspace_and_no_job_is_computed_twice(tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     prompts = submitted(folder, 300)
@@ -176,6 +180,7 @@ def test_two_servers_share_a_workspace_and_no_job_is_computed_twice(tmp_path: Pa
     assert len({who for who, _ in begun}) == 2
 
 
+@pytest.mark.seed("004", "10.3")
 def test_a_stopped_neighbour_keeps_its_jobs_and_a_dead_one_loses_them(tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     prompts = submitted(folder, 8)

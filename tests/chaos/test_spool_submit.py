@@ -86,6 +86,7 @@ def _assert_whole(workspace: Workspace, job_id: str, where: str) -> None:
     assert read_meta(folder).tags == ("t",), where
 
 
+@pytest.mark.seed("004", "1.4", "13.4")
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "in a group"])
 def test_a_submitter_killed_anywhere_leaves_a_whole_job_or_none(
     workspace: Workspace, tmp_path: Path, together: bool
@@ -124,6 +125,7 @@ def test_a_submitter_killed_anywhere_leaves_a_whole_job_or_none(
     assert not os.listdir(workspace.folder(Status.STAGING))
 
 
+@pytest.mark.seed("004", "5.5", "6.6", "8.8")
 @pytest.mark.parametrize("end", ["finish", "fail", "cancel"])
 def test_a_server_killed_anywhere_at_the_end_leaves_a_job_in_one_state(
     workspace: Workspace, end: str
@@ -191,6 +193,7 @@ def _move_on(workspace: Workspace) -> None:
                 fail(workspace, job_id, Meta(seed=7), "whole")
 
 
+@pytest.mark.seed("004", "8.10", "13.7", "14.1")
 def test_a_job_that_moves_is_never_missing_and_final_when_it_is_seen_to_have_ended(
     tmp_path: Path,
 ) -> None:
@@ -236,6 +239,7 @@ def _submit_for_ever(workspace: Workspace, out: int) -> None:
         os._exit(1)
 
 
+@pytest.mark.seed("004", "2.8")
 def test_submitters_killed_at_any_moment_lose_no_job_they_told_of(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "w")
     workspace.create()

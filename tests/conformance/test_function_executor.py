@@ -17,7 +17,7 @@ from penstock.testing.executor import STARTED, ExecutorContract, Sample
 from penstock.workloads.function.definition import JobFunction, make_function
 from penstock.workloads.function.executor import FunctionExecutor
 
-JOBS = str(Path(__file__).parent.parent / "jobs")
+JOBS = str(Path(__file__).parents[1] / "support" / "jobs")
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tools import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONT = ("README.md", "ARCHITECTURE.md", "examples/README.md")
+NOT_RUN = ("CHANGELOG.md", "CONTRIBUTING.md")
+"""Pages whose links are checked, and whose examples are not run."""
 PAGES = sorted(
     [*(ROOT / name for name in FRONT), *(ROOT / "docs").rglob("*.md")],
     key=lambda path: path.relative_to(ROOT).as_posix(),
 )
+
+GENERATED = frozenset(reference_pages.PAGES)
+"""Pages of docs/ that are made when the site is built, and are not in the repository."""
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<kind>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.M | re.S
@@ -70,8 +76,10 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def pages() -> dict[str, str]:
-    """Every page's text, by its path."""
-    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in PAGES}
+    """Every page's text, by its path; also of those that are made from the code."""
+    made = {f"docs/{name}": page() for name, page in reference_pages.PAGES.items()}
+    paths = [*PAGES, *(ROOT / name for name in NOT_RUN)]
+    return made | {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,9 @@ def test_verdicts_stand_only_between_the_marks_of_figures(pages: dict[str, str])
         prose = re.sub(r"<!-- figures -->.*<!-- /figures -->", "", text, flags=re.S)
         assert prose != text, name
         assert re.findall(r"\b(?:reached|missed)\b", prose) == [], name
+        # The only measure in the text is a setting: how long HTTP gathers events.
+        measured = re.findall(r"\d[\d.,]* ?(?:ms|µs|s|\u00d7|x|%|/s)(?!\w)", prose)
+        assert [figure for figure in measured if figure != "20 ms"] == [], name
 
 
 def test_what_peers_can_not_do_is_not_set_against_what_they_can(report: Any) -> None:

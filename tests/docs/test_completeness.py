@@ -119,7 +119,7 @@ def test_every_field_of_a_log_entry_is_on_the_page(pages: dict[str, str]) -> Non
 
 
 def test_who_may_do_what_is_what_the_table_says(pages: dict[str, str]) -> None:
-    told = section(pages["docs/reference/states.md"], "## Who may make them")
+    told = section(pages["docs/reference/states.md"], "## Who may make each transition")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", told, re.M))
     said = {event: {role for role in Role if role.value in who} for event, who in rows.items()}
     assert said == {event.value: set(roles) for event, roles in ACTORS.items()}
@@ -150,7 +150,7 @@ def kinds(kind: type[errors.PenstockError]) -> Iterator[type[errors.PenstockErro
 
 
 def test_every_exception_is_told_with_its_code(pages: dict[str, str]) -> None:
-    told = section(pages["docs/reference/error-codes.md"], "## Of calls")
+    told = section(pages["docs/reference/error-codes.md"], "## Exceptions")
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", told, re.M))
     ours = {k.__name__: k.code for k in kinds(errors.PenstockError) if k.__module__ in HOME}
     assert rows == ours
@@ -182,7 +182,10 @@ def codes_in(folder: str) -> Iterator[str]:
 
 def test_every_error_code_of_a_job_is_told(pages: dict[str, str]) -> None:
     page = pages["docs/reference/error-codes.md"]
-    told = {*first_cells(section(page, "## Of jobs")), *first_cells(section(page, "## Of items"))}
+    told = {
+        *first_cells(section(page, "## Job error codes")),
+        *first_cells(section(page, "## Item error codes")),
+    }
     parts = ("control", "worker", "workloads/function", "workloads/pipeline")
     made = {code for part in parts for code in codes_in(part)} | {"PARTIAL", "PIPELINE_FAILED"}
     assert made - told - NOT_CODES - signals() == set()

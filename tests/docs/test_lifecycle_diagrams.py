@@ -7,16 +7,15 @@ from enum import StrEnum
 import pytest
 from tests.support.rows import every
 from tools.lifecycle_diagrams import (
-    LIFECYCLES,
     in_step,
     main,
     mermaid,
     move_table,
     redrawn,
-    sentences,
     state_table,
 )
 
+from penstock.dashboard.vocabulary import LIFECYCLES, sentences
 from penstock.lifecycles.canonical import CANONICAL, JobState
 from penstock.lifecycles.container import CONTAINER
 from penstock.lifecycles.pipeline import PIPELINE

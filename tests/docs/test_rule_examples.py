@@ -16,7 +16,7 @@ from tests.support.network import leaving_is_permitted
 import penstock
 from penstock.cli.program import run
 
-JOBS = Path(__file__).parent.parent / "jobs"
+JOBS = Path(__file__).parents[1] / "support" / "jobs"
 IN_PROCESSES = {"docs/how-to/process-mode.md"}
 """Pages whose rules are about functions in processes of their own."""
 WRONG = "wrong.toml"

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from tests.conftest import needs_runtime
 from tests.docs.conftest import PAGES, ROOT, blocks_of
-from tests.models import smollm2
+from tests.support.models import smollm2
 
 DRIVER = """\
 import contextlib, io, json, sys, traceback, types
@@ -46,12 +46,17 @@ for line in sys.stdin:
 _TRACE = "Traceback (most recent call last)"
 EXAMPLES = ROOT / "examples"
 RUN = {"python", "console"}
-SLOW = {"docs/how-to/containers.md", "docs/how-to/pipes.md"}
+SLOW = {
+    "docs/how-to/containers.md",
+    "docs/how-to/pipes.md",
+    "docs/how-to/workers-on-other-machines.md",
+}
 """Pages that start processes which take a while, the more so while other tests run."""
 NEEDS = {
     "docs/how-to/django.md": ("django", "gunicorn"),
     "docs/how-to/fastapi.md": ("fastapi", "uvicorn"),
     "docs/how-to/flask.md": ("flask", "gunicorn"),
+    "docs/how-to/mcp.md": ("mcp",),
 }
 """Frameworks that a page is about, of the extra `test-all`."""
 
@@ -59,15 +64,15 @@ NOT_RUN = {
     "README.md: $ pip install .": (
         "the first installs into your environment, the second has a test of its own"
     ),
-    "README.md: $ penstock models pull smollm2": "docs/how-to/language-models.md runs the same",
-    "README.md: $ penstock pipe node --model SmolLM2 --layers 0-14 --listen 0.0.0.0:7471": (
-        "docs/how-to/pipes.md runs the same on one machine"
-    ),
-    "README.md: $ penstock run alpine:latest -- echo hello": (
+    "README.md: $ penstock --data containers run --memory 64m --timeout 10s"
+    " alpine:latest -- echo hello": (
         "it needs an engine with this image; docs/how-to/containers.md makes one and runs the same"
     ),
     "docs/how-to/news.md: $ NEWS_HOME=~/news penstock up --app examples.news.app:app": (
         "it would fetch from the network, and needs an engine that stays"
+    ),
+    "docs/how-to/workers-on-other-machines.md: $ cat penstock.toml": (
+        "it needs certificates that you have"
     ),
 }
 """Every example that is not run, and why; a new one has to be added here."""
@@ -87,13 +92,13 @@ class Reader:
             "NO_COLOR": "1",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PENSTOCK_DATA_DIR": str(folder / "data"),
-            "PENSTOCK_MODELS_DIR": str(smollm2().parent),
+            "PENSTOCK_MODELS__DIR": str(smollm2().parent),
             # Whoever reads it lets a node measure what is best; here others measure too.
-            "PENSTOCK_PIPE_DTYPE": "float32",
-            "PENSTOCK_PIPE_THREADS": "1",
+            "PENSTOCK_NODE__DTYPE": "float32",
+            "PENSTOCK_NODE__THREADS": "1",
             # By its entry point as well, but not in an environment that was made before it had one.
             "PYTEST_PLUGINS": "penstock.testing.plugin",
-            "PYTHONPATH": str(self.folder),
+            "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT / "src")]),
             "TERM": "dumb",
         }
         self._python: subprocess.Popen[str] | None = None
@@ -232,6 +237,7 @@ def runnable() -> Iterator[Any]:
             yield pytest.param(blocks, id=name, marks=marks)
 
 
+@pytest.mark.seed("003", "9.14")
 @pytest.mark.parametrize("blocks", [*runnable()])
 def test_what_the_page_shows_works(blocks: list[Any], reader: Reader) -> None:
     if blocks[0].page == "docs/how-to/containers.md":
@@ -273,5 +279,6 @@ def test_what_is_not_run_is_listed_with_its_reason(all_blocks: list[Any]) -> Non
 
 
 def test_every_block_says_what_it_is(all_blocks: list[Any]) -> None:
-    known = RUN | {"output", "sh", "toml", "mermaid", "text", "ini", "json", "yaml"}
+    # `py` is the code of another system, shown for comparison.
+    known = RUN | {"output", "py", "sql", "sh", "toml", "mermaid", "text", "ini", "json", "yaml"}
     assert [block.place for block in all_blocks if block.kind not in known] == []

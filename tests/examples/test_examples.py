@@ -70,6 +70,7 @@ KINDS = [
     "dead, retried in bulk",
     "another tenant's",
     "events, resumed",
+    "a tool of an AI agent (MCP)",
     "a pipeline, retried in part",
     "a pipeline, cancelled",
     "the news pipeline",
@@ -143,7 +144,7 @@ def test_the_http_client_needs_only_the_standard_library(tmp_path: Path) -> None
 def test_the_model_examples_ask_in_process_through_folders_and_as_openai_does(
     tmp_path: Path, model_file: Path
 ) -> None:
-    shelf = {"PENSTOCK_MODELS_DIR": str(model_file.parent), "PENSTOCK_MODEL_CONTEXT": "1024"}
+    shelf = {"PENSTOCK_MODELS__DIR": str(model_file.parent), "PENSTOCK_MODELS__CONTEXT": "1024"}
     ended = run("ask_a_model.py", tmp_path, **shelf)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
@@ -236,7 +237,7 @@ def test_the_news_example_asks_a_real_model_and_the_auditor_judges_it(
     ended = subprocess.run(
         [sys.executable, "-m", "examples.news", str(tmp_path), *words, *limits],
         cwd=EXAMPLES.parent,
-        env={**os.environ, "PENSTOCK_MODELS_DIR": str(model_file.parent)},
+        env={**os.environ, "PENSTOCK_MODELS__DIR": str(model_file.parent)},
         capture_output=True,
         text=True,
         timeout=280,

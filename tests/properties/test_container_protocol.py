@@ -173,6 +173,15 @@ def test_any_value_is_refused_in_a_sentence_or_accepted_within_the_caps(
 
 
 @settings(max_examples=400)
+@example(
+    {
+        "protocol_version": 1,
+        "job_id": "a",
+        "runtime": {"mode": "image", "image": "alpine"},
+        "task": {"payload": {"\x7f": "\ud800"}},
+    },
+    CONFIGS[0],
+)
 @given(JOBS, st.sampled_from(CONFIGS))
 def test_what_is_accepted_is_accepted_again_from_its_own_body(
     value: Any, config: WorkerConfig

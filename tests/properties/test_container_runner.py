@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.container_runs import IMAGE, Rig, code_of, virtually
+from tests.support.container.container_runs import IMAGE, Rig, code_of, virtually
+from tests.support.fake_containers import Fault, Say, Script
 
 from penstock.lifecycles.container import ContainerJobState
-from penstock.testing.containers import Fault, Say, Script
 from penstock.workloads.container.engine import (
     CommandNotFound,
     ContainerNotFound,

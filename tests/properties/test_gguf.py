@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models import gguf
+from tests.support.models import gguf
 
 from penstock.models.facts import GgufFacts, read_facts
 from penstock.workloads.llm.values import LlmCode, LlmFailure

@@ -150,6 +150,11 @@ FINAL = {
 }
 
 
+@pytest.mark.seed("000", "1.1", "8.18", "16.2", "18.1")
+@pytest.mark.seed("001", "3.1")
+@pytest.mark.seed("002", "1.14")
+@pytest.mark.seed("003", "1.11")
+@pytest.mark.seed("004", "8.7")
 @every_lifecycle
 def test_the_legal_moves_are_those_of_the_seed_and_no_others(machine):
     births = {("[*]", str(event), str(state)) for event, state in machine.births.items()}
@@ -157,11 +162,16 @@ def test_the_legal_moves_are_those_of_the_seed_and_no_others(machine):
     assert births | moves == parse(LEGAL[machine])
 
 
+@pytest.mark.seed("001", "3.16")
+@pytest.mark.seed("002", "1.12")
 @every_lifecycle
 def test_the_final_states_are_those_of_the_seed(machine):
     assert machine.final == FINAL[machine]
 
 
+@pytest.mark.seed("000", "7.1")
+@pytest.mark.seed("001", "3.16")
+@pytest.mark.seed("004", "8.7")
 @every_lifecycle
 def test_nothing_leaves_a_final_state(machine):
     for state, event in product(machine.final, EVENTS[machine]):
@@ -169,6 +179,7 @@ def test_nothing_leaves_a_final_state(machine):
             assert machine.after(state, event) is state
 
 
+@pytest.mark.seed("000", "2.1")
 @every_lifecycle
 def test_every_state_can_be_reached_from_a_birth(machine):
     reached = set(machine.births.values())
@@ -177,6 +188,7 @@ def test_every_state_can_be_reached_from_a_birth(machine):
     assert reached == set(machine.states)
 
 
+@pytest.mark.seed("002", "1.13")
 @every_lifecycle
 def test_an_end_can_be_reached_from_every_state(machine):
     ending = set(machine.final)
@@ -206,12 +218,14 @@ def test_the_verdict_and_the_next_state_agree(machine):
                     machine.after(state, event)
 
 
+@pytest.mark.seed("001", "5.1")
 @every_lifecycle
 def test_the_same_event_twice_leads_where_once_did(machine):
     for before, event, after in machine:
         assert machine.after(after, event) is after, (before, event)
 
 
+@pytest.mark.seed("001", "3.3")
 @pytest.mark.parametrize("machine", [CANONICAL, PIPELINE, CONTAINER], ids=lambda m: m.name)
 def test_jobs_only_go_forward(machine):
     order = {state: place for place, state in enumerate(machine.states)}
@@ -219,6 +233,7 @@ def test_jobs_only_go_forward(machine):
         assert order[after] >= order[before]
 
 
+@pytest.mark.seed("004", "8.6")
 def test_only_recovery_leads_a_spooled_job_back():
     order = {state: place for place, state in enumerate(SPOOL.states)}
     back = [event for before, event, after in SPOOL if order[after] < order[before]]
@@ -267,6 +282,7 @@ def test_a_canonical_job_waits_is_held_or_has_ended():
     assert len(WAITING) + len(HELD) + len(CANONICAL.final) == len(JobState)
 
 
+@pytest.mark.seed("001", "4.10")
 def test_every_canonical_event_has_the_actors_that_the_seed_names():
     assert set(ACTORS) == set(JobEvent)
     assert Role.GATEWAY in ACTORS[JobEvent.ACCEPT]
@@ -278,6 +294,7 @@ def test_every_canonical_event_has_the_actors_that_the_seed_names():
     assert Role.RECONCILER in ACTORS[JobEvent.CANCEL]
 
 
+@pytest.mark.seed("002", "6.5")
 def test_every_end_of_a_pipeline_is_a_canonical_end():
     assert {status: (end.state, end.error_code) for status, end in pipeline.ENDS.items()} == {
         PipelineJobStatus.COMPLETED: (JobState.SUCCEEDED, None),
@@ -310,6 +327,7 @@ def test_a_container_job_that_has_not_ended_has_no_canonical_end(state):
         container.canonical_end(state)
 
 
+@pytest.mark.seed("003", "1.10")
 def test_a_rejected_container_job_is_final_and_not_stored():
     assert set(CONTAINER.states) - container.STORED == {ContainerJobState.REJECTED}
     assert CONTAINER.absent is ContainerJobState.NOT_FOUND
@@ -323,12 +341,14 @@ def test_every_end_of_a_spooled_job_is_a_canonical_end():
     assert set(spool.ENDS) == SPOOL.final
 
 
+@pytest.mark.seed("004", "1.2")
 def test_every_state_of_a_spooled_job_has_a_folder_of_its_own_and_missing_has_none():
     assert set(spool.FOLDERS) == set(SPOOL.states)
     assert len(set(spool.FOLDERS.values())) == len(SPOOL.states)
     assert SPOOL.absent is Status.MISSING
 
 
+@pytest.mark.seed("000", "7.4")
 def test_every_way_to_done_but_a_handoff_ends_the_job():
     to_done = {event for _, event, after in PROCESSOR if PROCESSOR.is_final(after)}
     assert to_done - set(processor.ENDS) == {ProcessorEvent.HANDOFF_COMPLETE}

@@ -34,12 +34,12 @@ from penstock.core.ledger import (
     BulkAnswer,
     BulkMove,
     Change,
+    ChangeOutcome,
     Checkpoint,
     Commit,
     Decider,
     Known,
     Move,
-    Verdict,
     advance,
     followers,
 )
@@ -54,6 +54,9 @@ from penstock.testing.simulator import simulate
 from penstock.worker.waiting import Key, Waits
 from penstock.worker.worker import Worker
 from penstock.workloads.function.context import ChildKeys
+
+# A limit that ends inside the virtual loop would be taken for an error of a task there.
+pytestmark = pytest.mark.timeout(600)
 
 SEEDS = 1000
 """Histories within which a mutant must be caught."""
@@ -119,7 +122,7 @@ def test_checkpoints_without_a_fence(monkeypatch: Patch) -> None:
         job = self.find(change.job_id)
         assert job is not None
         self._steps.extend((job.seq, replace(row, attempt=change.attempt)) for row in change.rows)
-        return Answer(Verdict.MOVED, job)
+        return Answer(ChangeOutcome.MOVED, job)
 
     monkeypatch.setattr(Decider, "_checkpoint", unfenced)
     assert caught(Promise.CHECKPOINT_LIVE)

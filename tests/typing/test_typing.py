@@ -133,7 +133,7 @@ def test_every_public_name_can_be_imported() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_of_a_client_has_every_method_of_the_engine(part: str, tmp_path: Path) -> None:
-    with penstock.App().run(tmp_path, http="") as client:
+    with penstock.App().run(tmp_path) as client:
         interface = typing.get_type_hints(
             getattr(EngineApi, part).fget, None, {"Batches": Batches, "Pipelines": Pipelines}
         )["return"]

@@ -233,26 +233,46 @@ def parts(client: Client) -> None:
     limit = penstock.Limit(name="polite", rate=penstock.Rate(1, 1))
     reveal_type(client.limits.put(limit).uses[0].running)  # is int
     reveal_type(client.limits.delete("polite"))  # is None
+    reveal_type(client.limits.get("polite").limit)  # is Limit
     client.limits.put(schedule)  # error
+    client.limits.get()  # error
+    client.limits.delete(name=3)  # error
     reveal_type(client.keys.create("ci", (penstock.KeyRole.SUBMIT,)).token)  # is str
     client.keys.create("ci", ("submit",))  # error
     client.keys.create("ci", (), expires="soon")  # error
     reveal_type(client.keys.revoke("ci").revoked_at)  # is float | None
     reveal_type(client.policy.current().rules[0].id)  # is str
     reveal_type(client.policy.simulate("", limit=3).changed)  # is int
+    reveal_type(client.policy.reload())  # is PolicyView
     client.policy.explain()  # error
+    client.policy.simulate(limit=3)  # error
+    print(client.policy.current().rulez)  # error
     reveal_type(client.approvals.approve("job-1", reason="checked"))  # is Job
     client.approvals.reject("job-1", "no")  # error
+    client.approvals.approve("job-1", snapshot=3)  # error
     reveal_type(client.audit.read(penstock.AuditQuery(limit=3)))  # is list[AuditEntry]
     client.audit.read(limit=3)  # error
+    client.audit.read(penstock.RunQuery())  # error
     reveal_type(client.pipelines.start("news", {"feeds": []}))  # is PipelineRecord
     reveal_type(client.pipelines.runs(penstock.RunQuery()))  # is list[PipelineRecord]
     for event in client.pipelines.stream("run-1"):
         reveal_type(event)  # is PipelineEvent
     client.pipelines.start("news", 3)  # error
     client.pipelines.items("run-1")  # error
+    reveal_type(client.pipelines.cancel("run-1", timeout=3))  # is CancelAnswer
+    reveal_type(client.pipelines.breakers())  # is list[Breaker]
+    client.pipelines.cancel("run-1", 3)  # error
+    client.pipelines.runs(limit=3)  # error
     reveal_type(client.batches.get("batch-1"))  # is Batch
     client.batches.get(3)  # error
+    client.batches.create("file-1")  # error
+    reveal_type(client.status().tally)  # is dict[JobState, int]
+    reveal_type(client.workers())  # is list[WorkerView]
+    reveal_type(client.pools()[0].paused)  # is bool
+    reveal_type(client.prune(3600.0))  # is Cleaned
+    client.prune("old")  # error
+    client.pause_pool()  # error
+    client.topics("job.*")  # error
 
 
 async def async_parts(client: Client) -> None:

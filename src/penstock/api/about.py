@@ -1,15 +1,45 @@
-"""What the API says of itself."""
+"""What the server tells of itself: health, this API's own description, models split over nodes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from penstock.api.operation import PUBLIC, Operation
 from penstock.api.page import STYLE_HASH
-from penstock.api.reply import JSON_HEADERS, NO_STORE, Headers, Reply
+from penstock.api.reply import JSON_HEADERS, NO_STORE, Headers, Reply, json_reply
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.pipes.status import PipesView, status_of
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
+
+
+class Health(Struct, frozen=True):
+    """Told to anybody who asks, so it says nothing that only some may know."""
+
+    ready: bool = True
+    problems: tuple[str, ...] = ()
+    """Why it can't take work, in a few words each."""
+
+
+class HealthView(Struct, frozen=True):
+    status: str
+    """ok or unavailable"""
+    problems: tuple[str, ...] = ()
+
+
+async def healthz(call: Call) -> Reply:
+    return json_reply(HealthView("ok"))
+
+
+async def readyz(call: Call) -> Reply:
+    health = call.services.health()
+    if health.ready:
+        return json_reply(HealthView("ok"))
+    return json_reply(HealthView("unavailable", health.problems), 503)
+
 
 PAGE: Headers = (
     (b"content-type", b"text/html; charset=utf-8"),
@@ -30,9 +60,32 @@ async def get_docs(call: Call) -> Reply:
     return Reply(call.services.page(), 200, PAGE)
 
 
+async def get_pipes(call: Call) -> Reply:
+    return json_reply(status_of(await call.api.workers()))
+
+
 _DESCRIPTION = "OpenAPI 3.1, made from the same table as the server's own routes."
 
 OPERATIONS = (
+    Operation(
+        "GET",
+        "/healthz",
+        healthz,
+        role=PUBLIC,
+        answer=HealthView,
+        summary="Whether the process lives",
+        description="Answers as soon as the server listens; says nothing about its work.",
+    ),
+    Operation(
+        "GET",
+        "/readyz",
+        readyz,
+        role=PUBLIC,
+        answer=HealthView,
+        others={503: HealthView},
+        summary="Whether it can take work",
+        description="503 while the engine starts, stops, or can't write.",
+    ),
     Operation(
         "GET",
         "/v1/openapi.json",
@@ -59,5 +112,17 @@ OPERATIONS = (
         answer=str,
         answer_type="text/html",
         summary="Read this document",
+    ),
+    Operation(
+        "GET",
+        "/v1/pipes",
+        get_pipes,
+        role=KeyRole.OPERATE,
+        answer=PipesView,
+        summary="Show models that are split over nodes",
+        description=(
+            "Which node holds which layers, what each has to do, and whether every layer is held; "
+            "at most a second or two old."
+        ),
     ),
 )

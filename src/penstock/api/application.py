@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from hmac import compare_digest
@@ -20,13 +21,17 @@ from penstock.api.decoding import refuse_query
 from penstock.api.monitor import Closing, Gone, RateLimit, Receive, Stalled
 from penstock.api.operation import PUBLIC, Allowed, Operation, Pace, Router, allow_header
 from penstock.api.problems import ProblemReply, Refused, problem_reply
-from penstock.api.reply import NO_STORE, AnyReply, Reply, Send, StreamReply
+from penstock.api.reply import LARGE, NO_STORE, AppReply, Headers, Reply, Send, StreamReply
+from penstock.api.sessions import check_page, token_of
 from penstock.core.errors import NotAuthenticated, NotFound
 from penstock.ports.engine_api import Authenticator, KeyRole, Session
 
 log = logging.getLogger(__name__)
+access_log = logging.getLogger("penstock.access")
 
-R = TypeVar("R", bound=AnyReply)
+R = TypeVar("R", Reply, StreamReply)
+Sent = Reply | StreamReply | int
+"""An answer, or the status of one that is out already."""
 
 _MOST_HOSTS = 256
 """How many spellings of allowed hosts are kept in mind."""
@@ -53,16 +58,17 @@ class Application:
         if scope["type"] != "http":
             return
         begun = perf_counter()
-        reply: AnyReply | None
+        reply: Sent | AppReply
         try:
             try:
                 call = self._admit(scope, receive)
                 if call.operation.pace is Pace.PROMPT:
                     reply = await call.operation.handler(call)
-                    if isinstance(reply, StreamReply) and reply.counted:
+                    if isinstance(reply, AppReply):
+                        reply = await self._serve_app(reply, scope, receive, send)
+                    elif isinstance(reply, StreamReply) and reply.counted:
                         with self._services.streams.passing(call.caller):
-                            await self._stream(reply, scope, receive, send)
-                        reply = None
+                            reply = await self._stream(reply, scope, receive, send)
                 else:
                     reply = await self._at_length(call, send)
             except Gone:
@@ -73,6 +79,8 @@ class Application:
                 reply = self._problem_for(scope)(error)
             self._count(scope, reply, perf_counter() - begun)
             if isinstance(reply, Reply):
+                if len(reply.body) >= LARGE and _takes_gzip(scope):
+                    reply = await reply.compressed()
                 if self._cors is not None:
                     reply = self._dressed(reply, scope)
                 connection = scope.get("penstock.connection")
@@ -82,7 +90,7 @@ class Application:
                     or not connection.answer(send.__self__, reply)  # type: ignore[attr-defined]
                 ):
                     await reply.send(send)
-            elif reply is not None:
+            elif isinstance(reply, StreamReply):
                 await self._stream(reply, scope, receive, send)
         except (Gone, asyncio.CancelledError):
             return  # nobody is there any more, or the server's patience has ended
@@ -99,42 +107,54 @@ class Application:
         """With what lets a page from elsewhere read it, where that is wanted."""
         if self._cors is None:
             return reply
-        more = self._cors.headers(dict(scope["headers"]))
+        more: Headers = self._cors.headers(dict(scope["headers"]))
         return replace(reply, headers=(*reply.headers, *more)) if more else reply
 
-    def _count(self, scope: dict[str, Any], reply: AnyReply | None, seconds: float) -> None:
+    def _count(self, scope: dict[str, Any], reply: Sent, seconds: float) -> None:
         operation: Operation | None = scope.get("penstock.operation")
         prompt = operation is not None and operation.pace is Pace.PROMPT
-        if reply is None or "penstock.waited" in scope:
+        if isinstance(reply, int) or "penstock.waited" in scope:
             prompt = False
-        status = 200 if reply is None else reply.status
+        status = reply if isinstance(reply, int) else reply.status
         self._services.traffic.count(operation, status, seconds if prompt else None)
+        if self._services.options.access_log:
+            _log_access(scope, status, seconds)
 
     # -- in -----------------------------------------------------------------------
 
-    def _admit(self, scope: dict[str, Any], receive: Receive) -> Call:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+    def _see_host(self, scope: dict[str, Any], headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host")
         if host not in self._known_hosts:
             self._check_host(host, scope["http_version"])
+
+    def _identify(self, scope: dict[str, Any], headers: dict[bytes, bytes]) -> Session:
+        session = scope["penstock.session"] = self._session(scope, headers)
+        if self._rate_limit is not None:
+            caller = session.caller
+            self._rate_limit.take(caller.key_id or caller.principal)
+        return session
+
+    def _admit(self, scope: dict[str, Any], receive: Receive) -> Call:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._see_host(scope, headers)
         if self._cors is not None:
             self._cors.check(scope["method"], headers)
         operation, params = self._find(scope)
         scope["penstock.operation"] = operation
         call = Call(scope, headers, receive, self._services, operation, params)
         if operation.role is not PUBLIC:
-            call.session = self._session(headers, scope.get("penstock.connection"))
-            if self._rate_limit is not None:
-                caller = call.session.caller
-                self._rate_limit.take(caller.key_id or caller.principal)
+            call.session = self._identify(scope, headers)
             if operation.body is not None:
                 _check_role(call.session, operation, params)
         if operation.query is None and scope["query_string"] and not self._ignore_unknown:
             refuse_query(scope["query_string"])
         return call
 
-    def _session(self, headers: dict[bytes, bytes], connection: Connection | None) -> Session:
+    def _session(self, scope: dict[str, Any], headers: dict[bytes, bytes]) -> Session:
         """Whose request it is; a key that comes again over a connection is not hashed again."""
+        if b"cookie" in headers and (session := self._browser_session(scope, headers)) is not None:
+            return session
+        connection: Connection | None = scope.get("penstock.connection")
         given = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
         if connection is not None and (session := connection.session) is not None:
             is_current = session.is_current
@@ -143,6 +163,16 @@ class Application:
         session = self._authenticate(headers)
         if connection is not None:
             connection.session, connection.authorization = session, given
+        return session
+
+    def _browser_session(
+        self, scope: dict[str, Any], headers: Mapping[bytes, bytes]
+    ) -> Session | None:
+        sign_ins = self._services.sign_ins
+        if sign_ins is None or not (token := token_of(scope, headers)):
+            return None
+        session = sign_ins.resume(token)
+        check_page(scope["method"], headers, token)
         return session
 
     def _find(self, scope: dict[str, Any]) -> tuple[Operation, dict[str, str]]:
@@ -168,31 +198,50 @@ class Application:
             raise Refused(
                 421,
                 "WRONG_HOST",
-                "this server does not answer to that name",
-                hint="call it by its own, or list that one among its hosts (http_hosts)",
+                "the Host header names another server",
+                hint="use the server's own name, or add this one to the setting http.allowed_hosts",
             )
         if len(self._known_hosts) < _MOST_HOSTS:
             self._known_hosts.add(host)
 
     # -- what takes its time ------------------------------------------------------
 
-    async def _at_length(self, call: Call, send: Send) -> AnyReply | None:
+    async def _at_length(self, call: Call, send: Send) -> Sent:
         """Answers that wait or stream are counted; a stream for as long as it lasts."""
-        services = self._services
-        call.still_welcome = lambda: self._authenticate(call.headers)
-        if call.operation.pace is Pace.WAITS:
-            with services.waits.passing(call.caller):
-                reply = await call.operation.handler(call)
-                if isinstance(reply, Reply) or not reply.counted:
-                    return reply
-                await self._stream(reply, call.scope, call.receive, send, call.still_welcome)
-                return None
-        with services.streams.passing(call.caller):
+        scope, receive, may_stay = call.scope, call.receive, self._may_stay(call)
+        call.still_welcome = may_stay
+        waits = call.operation.pace is Pace.WAITS
+        places = self._services.waits if waits else self._services.streams
+        with places.passing(call.caller):
             reply = await call.operation.handler(call)
-            if isinstance(reply, Reply):
+            if isinstance(reply, AppReply):
+                return await self._serve_app(reply, scope, receive, send)
+            if isinstance(reply, Reply) or (waits and not reply.counted):
                 return reply
-            await self._stream(reply, call.scope, call.receive, send, call.still_welcome)
-            return None
+            return await self._stream(reply, scope, receive, send, may_stay)
+
+    def _may_stay(self, call: Call) -> Callable[[], object]:
+        return lambda: self._session(call.scope, call.headers)
+
+    async def _serve_app(
+        self, reply: AppReply, scope: dict[str, Any], receive: Receive, send: Send
+    ) -> int:
+        """Returns the status that the application answered with."""
+        status = 0
+
+        async def watched(message: dict[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await reply.app(scope, receive, watched)
+        except Exception:
+            if not status:
+                raise
+            log.exception("an answer of another application was broken off")
+            abort(scope)
+        return status
 
     async def _stream(
         self,
@@ -201,7 +250,8 @@ class Application:
         receive: Receive,
         send: Send,
         may_stay: Callable[[], object] | None = None,
-    ) -> None:
+    ) -> int:
+        """Returns the status."""
         reply = self._dressed(reply, scope)
         monitor = self._services.monitor
         monotonic = self._services.clock.monotonic
@@ -218,19 +268,43 @@ class Application:
         except (Closing, NotAuthenticated):
             if reply.whole or reply.length is not None:
                 abort(scope)
-                return
+                return reply.status
         except (Gone, Stalled):
             abort(scope)
-            return
+            return reply.status
         except Exception:
             # The head is out: all that is left is to break off where it can be noticed.
             log.exception("an answer in parts was broken off")
             abort(scope)
-            return
+            return reply.status
         await send({"type": _BODY, "body": b""})
+        return reply.status
 
 
 _BODY = "http.response.body"
+
+
+_GZIP = re.compile(rb"\bgzip\s*(?:,|$|;\s*q=(?!0(?:\.0*)?\s*(?:,|$)))")
+"""In Accept-Encoding, unless with the weight 0."""
+
+
+def _takes_gzip(scope: dict[str, Any]) -> bool:
+    accepted = dict(scope["headers"]).get(b"accept-encoding", b"")
+    return scope["method"] == "GET" and _GZIP.search(accepted) is not None
+
+
+def _log_access(scope: dict[str, Any], status: int, seconds: float) -> None:
+    """Without the query, which may have a sign-in link, and with the path as it was sent."""
+    client, session = scope.get("client"), scope.get("penstock.session")
+    access_log.info(
+        '%s %s "%s %s" %d %.1f ms',
+        client[0] if client else "-",
+        "-" if session is None else session.caller.principal,
+        scope["method"],
+        scope["raw_path"].decode("ascii"),
+        status,
+        seconds * 1000,
+    )
 
 
 def _check_role(session: Session, operation: Operation, params: dict[str, str]) -> None:
@@ -264,7 +338,9 @@ def token_in(headers: Mapping[bytes, bytes]) -> str:
         raise NotAuthenticated("no key was given", hint="send Authorization: Bearer <key>")
     scheme, _, token = given.partition(b" ")
     if scheme.lower() != b"bearer" or not token:
-        raise NotAuthenticated("this is no bearer key", hint="send Authorization: Bearer <key>")
+        raise NotAuthenticated(
+            "the Authorization header is not a bearer key", hint="send Authorization: Bearer <key>"
+        )
     return token.strip().decode("latin-1")
 
 

@@ -16,17 +16,19 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
+from penstock.api.about import Health
+from penstock.api.agents import Agents
 from penstock.api.decoding import INLINE, read_json, read_query
-from penstock.api.health import Health
 from penstock.api.metrics import Traffic
 from penstock.api.monitor import ConcurrencyLimit, Gone, Receive, RequestMonitor, RequestScope
 from penstock.api.options import HttpOptions
 from penstock.api.problems import Refused
 from penstock.api.served import Served
+from penstock.api.sessions import FailedSignIns
 from penstock.api.stream import EventStreams
 from penstock.core.errors import TooLarge
 from penstock.ports.clock import Clock
-from penstock.ports.engine_api import Caller, EngineApi, Session
+from penstock.ports.engine_api import Authenticator, Caller, EngineApi, Session
 
 if TYPE_CHECKING:
     from penstock.api.operation import Operation
@@ -54,6 +56,10 @@ class Services(Struct):
     """The OpenAPI document."""
     page: Callable[[], bytes]
     """The same, to be read by people."""
+    failed_sign_ins: FailedSignIns
+    agents: Agents
+    sign_ins: Authenticator | None = None
+    """Of browsers; None where a server has no sessions."""
     room: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
     """By key, while it is used: for its large bodies in memory."""
     reading: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -181,13 +187,13 @@ class Call:
         found = self.header(b"content-type").partition(";")[0].strip().lower()
         if found == wanted:
             return
-        said = f"the body is {found!r}" if found else "the type of the body is missing"
-        raise Refused(415, "WRONG_TYPE", said, hint=f"say Content-Type: {wanted}")
+        said = f"unsupported Content-Type {found!r}" if found else "Content-Type is missing"
+        raise Refused(415, "WRONG_TYPE", said, hint=f"send Content-Type: {wanted}")
 
-    async def body(self) -> bytes:
+    async def body(self, *, at_most: int | None = None) -> bytes:
         """The whole body, as it came."""
         self._check_encoding()
-        most = self._max_size
+        most = self._max_size if at_most is None else at_most
         body = self._arrived(most)
         if body is None:
             length = self.headers.get(b"content-length")
@@ -225,7 +231,10 @@ class Call:
         encoding = self.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() != b"identity":
             raise Refused(
-                415, "WRONG_ENCODING", "the body is encoded", hint="send it without encoding"
+                415,
+                "WRONG_ENCODING",
+                "Content-Encoding is not supported",
+                hint="send it without encoding",
             )
 
 
@@ -293,7 +302,7 @@ def slow() -> Refused:
     return Refused(
         408,
         "SLOW",
-        "the body did not come in time",
+        "the request body took too long",
         hint="send it faster, or in smaller requests",
         headers=((b"connection", b"close"),),
     )

@@ -79,14 +79,14 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
-            self.refuse(400, "MALFORMED", "this is not HTTP that can be read")
+            self.refuse(400, "MALFORMED", "malformed HTTP")
             return
         except httptools.HttpParserUpgrade:
             # There is nothing to upgrade to; what comes after it can't be told apart.
             if self.cycle is not None:
                 self.cycle.keep_alive = False
         if self._in_head and self._head > self.options.max_head and self.parser is not None:
-            self.refuse(431, "HEAD_TOO_LARGE", "the head of the request is too large")
+            self.refuse(431, "HEAD_TOO_LARGE", "the request header is too large")
 
     def look(self, now: float) -> None:
         """Now and then: close what is late."""
@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self.transport.abort()  # it does not even take what was left to say
         elif self._in_head and (self._begun or self._head):
-            self.refuse(408, "SLOW", "the head of the request did not come in time")
+            self.refuse(408, "SLOW", "the request header took too long")
         else:
             self.transport.close()
 

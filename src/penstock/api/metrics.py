@@ -270,6 +270,7 @@ OPERATIONS = (
         "/metrics",
         metrics,
         role=KeyRole.OPERATE,
+        all_tenants=True,
         answer=str,
         answer_type="text/plain",
         summary="Figures for Prometheus",

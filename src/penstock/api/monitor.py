@@ -23,7 +23,7 @@ class Gone(Exception):
 
 
 class Closing(EngineUnavailable):
-    """The server ends; what was asked may be asked again of the next one."""
+    """The server is shutting down; the request may be sent again."""
 
 
 class Stalled(PenstockError):
@@ -100,7 +100,7 @@ class RequestMonitor:
         latest = self._now() - self._stall
         for one in tuple(self._open):
             if one.since is not None and one.since < latest:
-                one.break_off(Stalled("the reader took nothing for too long"))
+                one.break_off(Stalled("the client read nothing for too long"))
             elif one.may_stay is not None:
                 try:
                     one.may_stay()

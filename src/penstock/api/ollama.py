@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.api.decoding import explain
-from penstock.api.openai.answers import JobOrigin, shortened
+from penstock.api.openai.answers import JobOrigin, arguments_of, shortened
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.errors import ModelNotFound, tell
 from penstock.api.openai.model_job import find_model
@@ -277,11 +277,8 @@ def _chat_message(text: str, thinking: str, calls: tuple[ToolCall, ...]) -> dict
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except msgspec.DecodeError:  # cut off at its limit
-        arguments = {}
-    return {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}}
+    function = {"name": call.function.name, "arguments": arguments_of(call)}
+    return {"id": call.id, "function": function}
 
 
 def _generated(text: str, thinking: str, calls: tuple[ToolCall, ...]) -> dict[str, Any]:
@@ -470,7 +467,7 @@ def _pull_of(call: Call, name: str) -> _Pull:
         raise NotPermitted(
             f"the model {name[:120]!r} is not served here, and only a key with the role admin may"
             " pull one",
-            hint="ask who runs the engine: penstock models pull, penstock up --model",
+            hint="ask who runs the engine: penstock model pull, penstock up --model",
         ) from refused
     return _Pull(name, ModelStore(folder))
 

@@ -35,6 +35,8 @@ _TAGS = {
     "topics": "Workers and pools",
     "workers": "Workers and pools",
     "pools": "Workers and pools",
+    "join-tokens": "Workers and pools",
+    "credentials": "Workers and pools",
     "pipes": "Pipes",
     "policy": "Safety rules",
     "keys": "Keys and audit",
@@ -280,6 +282,7 @@ def _refusal(description: str, operation: Operation, telling: Telling) -> Docume
 def sentences(kind: type[Struct]) -> dict[str, str]:
     """By field, inherited ones included; none where the source is not at hand."""
     found: dict[str, str] = {}
+    kind = getattr(kind, "__source__", kind)  # what a derived Struct has its fields from
     for ancestor in reversed(kind.__mro__):
         if issubclass(ancestor, Struct) and ancestor is not Struct:
             found |= _own(ancestor)

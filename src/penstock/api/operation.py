@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -44,6 +45,8 @@ class Operation(Struct, frozen=True):
     description: str = ""
     role: KeyRole | str = ANY
     """Required role: documented, checked by the EngineApi, and checked before a body is read."""
+    all_tenants: bool = False
+    """It affects every tenant: a key that is bound to one is refused."""
     query: type[Struct] | None = None
     body: Any = None
     body_type: str = "application/json"
@@ -69,6 +72,8 @@ class Operation(Struct, frozen=True):
     pace: Pace = Pace.PROMPT
     name: str = ""
     """Stable name for clients; the handler's, unless said otherwise."""
+    audited: str = ""
+    """Its name in the audit log; derived from `name`, unless said otherwise."""
 
     @property
     def id(self) -> str:
@@ -77,6 +82,8 @@ class Operation(Struct, frozen=True):
     @property
     def action(self) -> str:
         """Its name in the audit log, as `schedule.put` for `put_schedule`."""
+        if self.audited:
+            return self.audited
         verb, _, noun = self.id.partition("_")
         return f"{noun}.{verb}" if noun else verb
 
@@ -88,47 +95,32 @@ class Operation(Struct, frozen=True):
 
 
 Found = tuple[Operation, dict[str, str]]
+Methods = dict[str, Operation]
 
 REST = "..."
 """Ends the name of a last segment that stands for all that are left, as `{path...}`."""
-
-
-class Node(Struct):
-    """One step of a path: what comes next by name, what comes next whatever its name."""
-
-    named: dict[str, Node] = {}
-    any: Node | None = None
-    methods: dict[str, Operation] = {}
-    names: tuple[str, ...] = ()
-    """Of the segments that vary, on the way here."""
-    takes_rest: bool = False
-    """Whether it stands for all the segments that are left."""
+_SEGMENT, _REST = re.compile(r"\\{(\w+)\\}"), re.compile(r"\\{(\w+)\\.\\.\\.\\}")
+"""In an escaped path."""
 
 
 class Router:
-    """Compiled once; a lookup is one step a segment. `/a/` is not `/a`."""
+    """Compiled once. `/a/` is not `/a`."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        self._root = Node()
+        paths: dict[str, Methods] = {}
         for operation in operations:
-            self._add(operation)
+            methods = paths.setdefault(operation.path, {})
+            assert operation.method not in methods, operation.path
+            methods[operation.method] = operation
         self._fixed = {(one.method, one.path): one for one in operations if "{" not in one.path}
-        """Those whose path does not vary: a lookup, not a walk. They win over those that do."""
-
-    def _add(self, operation: Operation) -> None:
-        node, names = self._root, []
-        for segment in operation.path[1:].split("/"):
-            if segment.startswith("{"):
-                names.append(segment[1:-1].removesuffix(REST))
-                if node.any is None:
-                    node.any = Node(named={}, methods={})
-                node = node.any
-            else:
-                node = node.named.setdefault(segment, Node(named={}, methods={}))
-        assert operation.method not in node.methods, operation.path
-        node.methods[operation.method] = operation
-        node.names = tuple(names)
-        node.takes_rest = operation.path.endswith(REST + "}")
+        """Those whose path does not vary: a lookup. They win over those that do."""
+        self._patterns: dict[str, list[tuple[re.Pattern[str], Methods]]] = {}
+        """By the resource, which is the first segment. A name goes before what varies."""
+        for path in sorted(paths, key=_variable_segments):
+            pattern = _REST.sub(r"(?P<\1>[^/].*)", re.escape(path))
+            pattern = _SEGMENT.sub(r"(?P<\1>[^/]+)", pattern)
+            found = self._patterns.setdefault(_resource(path), [])
+            found.append((re.compile(pattern, re.S), paths[path]))
 
     def find(self, method: str, path: str) -> Found:
         """Raises NotFound, or 405 with what would be allowed.
@@ -139,51 +131,39 @@ class Router:
         fixed = self._fixed.get((method, path))
         if fixed is not None:
             return fixed, {}
-        methods: set[str] = set()
-        for node, values in self._fitting(path[1:].split("/")):
-            operation = node.methods.get(method)
-            if operation is None and method == "HEAD" and "HEAD" in allowed(node):
-                operation = node.methods["GET"]
-            if operation is None:
-                methods.update(allowed(node))
+        allowed: set[str] = set()
+        for pattern, methods in self._patterns.get(_resource(path), ()):
+            match = pattern.fullmatch(path)
+            if match is None:
                 continue
-            try:
-                return operation, dict(zip(node.names, map(unescaped, values), strict=True))
-            except UnicodeDecodeError:
-                raise _nothing_here() from None
-        if not methods:
+            may_head = "GET" in methods and methods["GET"].pace is not Pace.STREAMS
+            operation = methods.get("GET" if method == "HEAD" and may_head else method)
+            # Not the first that fits: a job may be called like an operation beside it, as `batch`.
+            if operation is not None:
+                try:
+                    return operation, {k: unescaped(v) for k, v in match.groupdict().items()}
+                except UnicodeDecodeError:
+                    raise _nothing_here() from None
+            allowed.update(methods, ("HEAD", "OPTIONS") if may_head else ("OPTIONS",))
+        if not allowed:
             raise _nothing_here()
         if method == "OPTIONS":
-            raise Allowed(sorted(methods))
+            raise Allowed(sorted(allowed))
         raise Refused(
             405,
             "METHOD_NOT_ALLOWED",
-            f"{method[:20]} can't be done here",
-            hint=f"allowed are: {', '.join(sorted(methods))}",
-            headers=(allow_header(sorted(methods)),),
+            f"{method[:20]} is not allowed for this path",
+            hint=f"allowed are: {', '.join(sorted(allowed))}",
+            headers=(allow_header(sorted(allowed)),),
         )
 
-    def _fitting(self, segments: list[str]) -> Iterator[tuple[Node, tuple[str, ...]]]:
-        """Where a path may lead, with its varying segments; a name goes before what varies.
 
-        Not only a name: a job may be called like an operation beside it, as `batch`.
-        """
-        ways: list[tuple[Node, int, tuple[str, ...]]] = [(self._root, 0, ())]
-        while ways:
-            node, at, values = ways.pop()
-            if at == len(segments):
-                if node.methods:
-                    yield node, values
-                continue
-            segment = segments[at]
-            if segment and (following := node.any) is not None:
-                if following.takes_rest:
-                    rest = "/".join(segments[at:])
-                    ways.append((following, len(segments), (*values, rest)))
-                else:
-                    ways.append((following, at + 1, (*values, segment)))
-            if (following := node.named.get(segment)) is not None:
-                ways.append((following, at + 1, values))
+def _resource(path: str) -> str:
+    return path.removeprefix("/v1").lstrip("/").partition("/")[0]
+
+
+def _variable_segments(path: str) -> list[bool]:
+    return ["{" in segment for segment in path.split("/")]
 
 
 class Allowed(Exception):
@@ -194,19 +174,12 @@ class Allowed(Exception):
         self.methods = methods
 
 
-def allowed(node: Node) -> list[str]:
-    methods = set(node.methods) | {"OPTIONS"}
-    if "GET" in methods and node.methods["GET"].pace is not Pace.STREAMS:
-        methods.add("HEAD")
-    return sorted(methods)
-
-
 def allow_header(methods: list[str]) -> tuple[bytes, bytes]:
     return (b"allow", ", ".join(methods).encode("ascii"))
 
 
 def _nothing_here() -> NotFound:
-    return NotFound("there is nothing at this path", hint="/docs lists what there is")
+    return NotFound("there is no such path", hint="/docs lists all paths")
 
 
 def unescaped(segment: str) -> str:

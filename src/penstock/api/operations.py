@@ -4,51 +4,45 @@ from __future__ import annotations
 
 from penstock.api import (
     about,
-    actions,
-    events,
-    fleet,
-    health,
+    dashboard,
     jobs,
-    keys,
-    limits,
     metrics,
     ollama,
     openai,
     pipeline_jobs,
     pipelines,
-    pipes,
-    policy,
     results,
-    runs,
     schedules,
+    sessions,
+    stream,
     submit,
-    upkeep,
 )
 from penstock.api.openai.messages import MESSAGES
 from penstock.api.operation import Operation
 from penstock.api.problems import ProblemReply
+from penstock.api.table import ROWS, derived
 
-OPERATIONS: tuple[Operation, ...] = (
+_OWN: tuple[Operation, ...] = (
     *submit.OPERATIONS,
     *jobs.OPERATIONS,
     *results.OPERATIONS,
-    *actions.OPERATIONS,
-    *events.OPERATIONS,
+    *stream.OPERATIONS,
     *schedules.OPERATIONS,
     *pipelines.OPERATIONS,
-    *runs.OPERATIONS,
     *pipeline_jobs.OPERATIONS,
-    *limits.OPERATIONS,
-    *fleet.OPERATIONS,
-    *pipes.OPERATIONS,
-    *policy.OPERATIONS,
-    *keys.OPERATIONS,
-    *upkeep.OPERATIONS,
-    *health.OPERATIONS,
+    *sessions.OPERATIONS,
     *metrics.OPERATIONS,
     *about.OPERATIONS,
+    *dashboard.OPERATIONS,
     *openai.OPERATIONS,
     *ollama.OPERATIONS,
+)
+"""Those with a handler of their own."""
+
+_BY_NAME = {one.id: one for one in _OWN}
+OPERATIONS: tuple[Operation, ...] = (
+    *(_BY_NAME[name] if name in _BY_NAME else derived(name) for name in ROWS),
+    *(one for one in _OWN if one.id not in ROWS),
 )
 
 

@@ -76,6 +76,9 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     burst: int = 0
     """How many it may make at once; 0 is as many as in a second."""
 
+    access_log: bool = False
+    """Whether each request is logged, to the logger `penstock.access`."""
+
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
@@ -118,13 +121,13 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise Misconfigured for what would be dangerous, or can't work."""
         if self.keyfile is not None and self.certfile is None:
-            raise Misconfigured("a TLS key needs a certificate", hint="set http_certificate, too")
+            raise Misconfigured("a TLS key needs a certificate", hint="set http.certificate, too")
         for file in (self.certfile, self.keyfile):
             if file is not None and not file.is_file():
                 raise Misconfigured(f"there is no file {file}", hint="check the path")
         if not (self.is_local or self.certfile or self.insecure):
             raise Misconfigured(
                 f"listening at {self.host} without TLS would send keys and jobs in the open",
-                hint="set http_certificate, listen at 127.0.0.1 behind a proxy that has one, "
-                "or set http_insecure if it is meant so",
+                hint="set http.certificate, listen at 127.0.0.1 behind a proxy that has one, "
+                "or set http.insecure if it is meant so",
             )

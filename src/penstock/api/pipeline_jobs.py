@@ -8,11 +8,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from penstock.api.operation import Operation
-from penstock.api.pipelines import START, started
+from penstock.api.pipelines import START, STREAM, started
 from penstock.api.reply import Reply, json_reply
-from penstock.api.runs import CANCEL, GET, STREAM, cancel_answer
+from penstock.api.table import derived
+from penstock.api.views import Seconds
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.engine_api import Reason
 from penstock.workloads.pipeline.interface import MAX_PAGE, RunQuery
 from penstock.workloads.pipeline.records import PipelineRecord
 
@@ -47,6 +49,12 @@ async def list_pipeline_jobs(call: Call) -> Reply:
     return json_reply(PipelineJobList(found, len(found), count))
 
 
+class CancelBody(Struct, frozen=True, forbid_unknown_fields=True):
+    reason: Reason = ""
+    timeout: Seconds = 10.0
+    """Seconds to wait for running work to end."""
+
+
 class PipelineJobCancelled(Struct, frozen=True):
     cancelled: bool
     """Whether the request was accepted."""
@@ -57,7 +65,11 @@ class PipelineJobCancelled(Struct, frozen=True):
 
 
 async def cancel_pipeline_job(call: Call) -> Reply:
-    answer = await cancel_answer(call)
+    given = await call.json(CancelBody)
+    with call.attending():
+        answer = await call.api.pipelines.cancel(
+            call.params["job_id"], reason=given.reason, timeout=given.timeout
+        )
     if not answer.accepted:
         return json_reply(PipelineJobCancelled(False, reason=answer.reason))
     return json_reply(PipelineJobCancelled(True, message=f"job is {answer.status}"))
@@ -80,6 +92,7 @@ OPERATIONS = (
     replace(
         START,
         path="/v1/pipeline/scheduled-run-async",
+        name="start_scheduled_run",
         handler=start_scheduled_run,
         query=ScheduledRunQuery,
         body=_Config,
@@ -100,16 +113,18 @@ OPERATIONS = (
         description="The newest ones. `GET /v1/runs` has more conditions, and pages.",
     ),
     replace(
-        GET,
+        derived("get_run"),
         path=f"{_JOBS}/{{job_id}}",
         name="get_pipeline_job",
         summary="Get a run's record (seed 002)",
         description="",
     ),
     replace(
-        CANCEL,
+        derived("cancel_run"),
         path=f"{_JOBS}/{{job_id}}/cancel",
+        name="cancel_pipeline_job",
         handler=cancel_pipeline_job,
+        body=CancelBody,
         answer=PipelineJobCancelled,
         summary="Cancel a run (seed 002)",
         description="`cancelled` is false for a run that had ended, and `reason` says so.",

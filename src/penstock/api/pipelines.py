@@ -1,4 +1,4 @@
-"""Pipelines that can be started, starting them, and their circuit breakers."""
+"""Runs of pipelines, where HTTP has them in another shape than the engine's API."""
 
 from __future__ import annotations
 
@@ -6,30 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from penstock.api.operation import Operation
-from penstock.api.reply import NO_STORE, Reply, encode, json_reply
+from penstock.api.operation import Operation, Pace
+from penstock.api.reply import JSON_HEADERS, AnyReply, Reply, encode
+from penstock.api.stream import cursor_of, resumed
 from penstock.api.submit import agreed_key, header_key
+from penstock.api.table import bound
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.engine_api import KeyRole
-from penstock.workloads.pipeline.records import Breaker, PipelineInfo, PipelineRecord
+from penstock.workloads.pipeline.records import PipelineRecord
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
-
-
-class PipelineList(Struct, frozen=True):
-    pipelines: list[PipelineInfo]
-
-
-async def list_pipelines(call: Call) -> Reply:
-    return json_reply(PipelineList(await call.api.pipelines.list()))
-
-
-async def get_pipeline(call: Call) -> Reply:
-    return json_reply(await call.api.pipelines.show(call.params["name"]))
-
-
-# -- starting ---------------------------------------------------------------------
 
 
 class StartBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,77 +61,56 @@ def started(record: PipelineRecord, here: str = "") -> Reply:
     answer = RunStarted(
         record.id, record.trace_id, record.pipeline, record.status, here, f"{here}/stream"
     )
-    location = (b"location", here.encode())
-    return Reply(encode(answer), 202, ((b"content-type", b"application/json"), NO_STORE, location))
+    return Reply(encode(answer), 202, (*JSON_HEADERS, (b"location", here.encode())))
 
 
-# -- breakers ---------------------------------------------------------------------
+class NoFields(Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing needs to be said."""
 
 
-class BreakerList(Struct, frozen=True):
-    breakers: list[Breaker]
+async def retry_failed(call: Call) -> Reply:
+    await call.json(NoFields)
+    return started(await call.api.pipelines.retry_failed(call.params["job_id"]))
 
 
-async def list_breakers(call: Call) -> Reply:
-    return json_reply(BreakerList(await call.api.pipelines.breakers()))
+# -- following --------------------------------------------------------------------
 
 
-async def reset_breaker(call: Call) -> Reply:
-    return json_reply(await call.api.pipelines.reset_breaker(call.params["name"]))
+class RunStreamQuery(Struct, frozen=True):
+    after: str | None = None
+    """Only events after the one with this id. The header Last-Event-ID wins."""
 
 
-START = Operation(
-    "POST",
-    "/v1/pipelines/{name}/runs",
-    start_pipeline,
-    role=KeyRole.SUBMIT,
-    body=StartBody,
-    may_be_empty=True,
-    answer=RunStarted,
-    status=202,
-    refusals=(404, 409, 415, 422, 429),
-    summary="Start a pipeline",
+async def stream_run(call: Call) -> AnyReply:
+    place = resumed(call, call.query(RunStreamQuery).after)
+    after = 0 if place is None else cursor_of(place, "after")
+    return await call.services.events.run(call.api, call.params["job_id"], after)
+
+
+STREAM = Operation(
+    "GET",
+    "/v1/runs/{job_id}/stream",
+    stream_run,
+    query=RunStreamQuery,
+    answer=bytes,
+    answer_type="text/event-stream",
+    others={204: None},
+    refusals=(404, 422, 429),
+    pace=Pace.STREAMS,
+    summary="Follow a run",
     description=(
-        "A canonical job, accepted durably. 422 names the field, as `config.max_items`. 409 "
-        "with the code PIPELINE_BUSY and the id of the job that runs, in `running`, for a "
-        "pipeline that runs once at a time."
+        "From its first event on, or after one: `job_start`, `stage_start`, `stage_progress`, "
+        "`stage_complete`, `custom`; ends after `job_complete`. Ids are those of the history "
+        "of the run's job; `stage_progress` is live only and has no id. 204 if nothing came "
+        "after the id that was given and nothing will, so that a browser does not come back."
     ),
 )
 
+START = bound(
+    "start_pipeline", start_pipeline, body=StartBody, may_be_empty=True, answer=RunStarted
+)
 OPERATIONS = (
-    Operation(
-        "GET",
-        "/v1/pipelines",
-        list_pipelines,
-        answer=PipelineList,
-        summary="List pipelines",
-        description="What can be started.",
-    ),
-    Operation(
-        "GET",
-        "/v1/pipelines/{name}",
-        get_pipeline,
-        answer=PipelineInfo,
-        refusals=(404,),
-        summary="Get a pipeline's definition",
-        description="Its stages in their order, and the JSON schema of its config.",
-    ),
     START,
-    Operation(
-        "GET",
-        "/v1/breakers",
-        list_breakers,
-        role=KeyRole.OPERATE,
-        answer=BreakerList,
-        summary="List circuit breakers",
-    ),
-    Operation(
-        "POST",
-        "/v1/breakers/{name}/reset",
-        reset_breaker,
-        role=KeyRole.OPERATE,
-        answer=Breaker,
-        refusals=(404,),
-        summary="Close a circuit breaker by hand",
-    ),
+    bound("retry_failed", retry_failed, body=NoFields, may_be_empty=True, answer=RunStarted),
+    STREAM,
 )

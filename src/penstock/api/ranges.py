@@ -1,15 +1,21 @@
-"""Which part of a payload is meant (RFC 9110, section 14)."""
+"""Downloads: a content, or the part of it that is meant (RFC 9110, section 14)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from penstock.api.problems import Refused
-from penstock.api.reply import Headers
+from penstock.api.reply import Headers, StreamReply
+from penstock.core.errors import NotFound
 
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+_PIECE = 256 << 10
 _RANGE = re.compile(rb"bytes=\s*(\d{0,19})\s*-\s*(\d{0,19})\s*", re.I)
 
 
@@ -19,6 +25,39 @@ class Part(Struct, frozen=True):
     start: int
     length: int
     headers: Headers = ()
+
+
+def download(
+    call: Call,
+    size: int,
+    etag: bytes,
+    headers: Headers,
+    read: Callable[[int, int], Awaitable[bytes]],
+) -> StreamReply:
+    """`read` gives the bytes at a place, at most so many of them."""
+    part = part_of(call.headers, size, etag)
+    more = [
+        (b"accept-ranges", b"bytes"),
+        (b"cache-control", b"private, no-cache"),
+        (b"etag", etag),
+        *part.headers,
+    ]
+    if part.status != 304:
+        more.append((b"content-length", b"%d" % part.length))
+    length = 0 if call.scope["method"] == "HEAD" else part.length
+    content = _pieces(read, part.start, length)
+    return StreamReply(content, (*headers, *more), part.status, length=length)
+
+
+async def _pieces(
+    read: Callable[[int, int], Awaitable[bytes]], at: int, left: int
+) -> AsyncGenerator[bytes, None]:
+    while left:
+        piece = await read(at, min(_PIECE, left))
+        if not piece:
+            raise NotFound("it was removed while it was read")
+        at, left = at + len(piece), left - len(piece)
+        yield piece
 
 
 def part_of(headers: Mapping[bytes, bytes], size: int, etag: bytes | None) -> Part:

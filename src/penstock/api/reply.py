@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,12 @@ JSON_HEADERS: Headers = ((b"content-type", b"application/json"), NO_STORE)
 SECURITY: Headers = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 """On every answer, those of the connection itself included."""
 
+LARGE = 16 << 10
+"""Bytes from which on an answer is compressed for clients that take gzip. What is secret (tokens)
+is in small answers only, so that nobody can guess it by their lengths."""
+_LEVEL = 5
+_TEXTS = frozenset({b"application/json", b"text/html", b"text/javascript", b"text/css"})
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -25,6 +33,16 @@ class Reply(Struct, frozen=True):
     body: bytes = b""
     status: int = 200
     headers: Headers = JSON_HEADERS
+
+    async def compressed(self) -> Reply:
+        """With gzip, if it is a text that is whole; a part of a content stays as it is."""
+        headers = dict(self.headers)
+        kind = headers.get(b"content-type", b"").partition(b";")[0]
+        if self.status != 200 or kind not in _TEXTS or b"accept-ranges" in headers:
+            return self
+        body = await asyncio.to_thread(gzip.compress, self.body, _LEVEL)
+        more = ((b"content-encoding", b"gzip"), (b"vary", b"Accept-Encoding"))
+        return Reply(body, self.status, (*self.headers, *more))
 
     async def send(self, send: Send) -> None:
         length = (b"content-length", b"%d" % len(self.body))
@@ -58,7 +76,13 @@ class StreamReply(Struct, frozen=True):
     """Whether it must not end as if it were complete when it is not."""
 
 
-AnyReply = Reply | StreamReply
+class AppReply(Struct, frozen=True):
+    """An answer that another ASGI application gives, as Starlette's `StaticFiles`."""
+
+    app: Callable[..., Awaitable[None]]
+
+
+AnyReply = Reply | StreamReply | AppReply
 
 
 def json_reply(value: Any, status: int = 200) -> Reply:

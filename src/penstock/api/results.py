@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from msgspec import Struct
 
-from penstock.api.jobs import Seconds
 from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Refused
-from penstock.api.ranges import Part, part_of
-from penstock.api.reply import AnyReply, Headers, Reply, StreamReply, json_reply
+from penstock.api.ranges import download, part_of
+from penstock.api.reply import NO_STORE, NOTHING, AnyReply, Headers, Reply, json_reply
+from penstock.api.table import bound
+from penstock.api.views import Seconds
 from penstock.core.artifact import Artifact
 from penstock.core.errors import (
     InvalidRequest,
@@ -37,12 +38,10 @@ from penstock.core.pointer import (
     parse_blob,
 )
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.engine_api import KeyRole
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
-_PART = 256 << 10
 _BARE = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
 _ENDS: dict[JobState, type[JobEnded]] = {
     JobState.FAILED: JobFailed,
@@ -69,7 +68,7 @@ async def get_result(call: Call) -> AnyReply:
         raise _ENDS[job.state](job)
     pointer = job.result.result_ptr if job.result else None
     if not pointer:
-        return Reply(b"", 204, ((b"cache-control", b"no-store"),))
+        return NOTHING
     return await _send(call, pointer)
 
 
@@ -148,7 +147,7 @@ def _uri(text: str) -> str:
         check_media_type(data_media_type(text))
         return text
     raise InvalidRequest(
-        "uri", "is not that of a blob", hint="blob:sha256-..., escaped, or the digest alone"
+        "uri", "is not the URI of a blob", hint="blob:sha256-..., escaped, or the digest alone"
     )
 
 
@@ -159,52 +158,26 @@ async def _send(call: Call, pointer: str, artifact: Artifact | None = None) -> A
         stat = await call.api.stat_blob(pointer)
     except (NotFound, UnreadablePointer):
         raise NotFound("there is no such blob", hint="or its retention has passed") from None
-    etag = b'"%b"' % parse_blob(pointer).digest.encode()
-    part = part_of(call.headers, stat.size, etag)
-    headers = _headers(stat.media_type, part, etag)
+    headers = _headers(stat.media_type)
     if artifact is not None:
-        headers = [*(one for one in headers if one not in _INERT), *_named(artifact.name)]
-    length = () if part.status == 304 else ((b"content-length", b"%d" % part.length),)
-    if call.scope["method"] == "HEAD":
-        part = Part(part.status, 0, 0)  # its length is told all the same
-    content = _read(call, pointer, part)
-    return StreamReply(content, (*headers, *length), part.status, length=part.length)
-
-
-def _named(name: str) -> Headers:
-    """What keeps a browser from running it, and the name to save it under."""
-    file = quote(name.rpartition("/")[2], safe="")
-    return (_INERT[0], (b"content-disposition", b"attachment; filename*=UTF-8''" + file.encode()))
-
-
-async def _read(call: Call, pointer: str, part: Part) -> AsyncGenerator[bytes, None]:
-    at, end = part.start, part.start + part.length
-    while at < end:
-        piece = await call.api.read_blob(pointer, at, min(_PART, end - at))
-        if not piece:
-            raise NotFound("the blob was removed while it was read")
-        at += len(piece)
-        yield piece
+        # What keeps a browser from running it, and the name to save it under.
+        file = quote(artifact.name.rpartition("/")[2], safe="").encode()
+        named = (b"content-disposition", b"attachment; filename*=UTF-8''" + file)
+        headers = (headers[0], _INERT[0], named)
+    etag = b'"%b"' % parse_blob(pointer).digest.encode()
+    return download(call, stat.size, etag, headers, partial(call.api.read_blob, pointer))
 
 
 def _send_bytes(call: Call, data: bytes, media_type: str) -> Reply:
     part = part_of(call.headers, len(data), None)
     body = data[part.start : part.start + part.length]
-    return Reply(body, part.status, _headers(media_type, part, None))
+    headers = (*_headers(media_type), (b"accept-ranges", b"bytes"), NO_STORE, *part.headers)
+    return Reply(body, part.status, headers)
 
 
-def _headers(media_type: str, part: Part, etag: bytes | None) -> Headers:
-    headers = [
-        (b"content-type", media_type.encode("ascii", "replace")),
-        (b"accept-ranges", b"bytes"),
-        (b"cache-control", b"private, no-cache" if etag else b"no-store"),
-        *part.headers,
-    ]
-    if etag is not None:
-        headers.append((b"etag", etag))
-    if media_type != JSON:
-        headers.extend(_INERT)
-    return headers
+def _headers(media_type: str) -> Headers:
+    kind = (b"content-type", media_type.encode("ascii", "replace"))
+    return (kind,) if media_type == JSON else (kind, *_INERT)
 
 
 OPERATIONS = (
@@ -255,36 +228,6 @@ OPERATIONS = (
             "`If-None-Match` answers 304."
         ),
     ),
-    Operation(
-        "POST",
-        "/v1/blobs",
-        put_blob,
-        role=KeyRole.SUBMIT,
-        body=bytes,
-        body_type="*/*",
-        large=True,
-        answer=BlobView,
-        status=201,
-        refusals=(413, 415, 422),
-        summary="Upload a blob",
-        description=(
-            "The body, as it is, is kept under a name made of its content. The Content-Type is "
-            "kept with it."
-        ),
-    ),
-    Operation(
-        "GET",
-        "/v1/blobs/{uri}",
-        get_blob,
-        answer=bytes,
-        answer_type="*/*",
-        others={206: bytes, 304: None},
-        refusals=(404, 416, 422),
-        summary="Download a blob",
-        description=(
-            "By its URI, escaped as one part of a path, or by its digest alone. In parts with "
-            "`Range` and `If-Range`; `If-None-Match` answers 304. A key sees the blobs that its "
-            "tenant's jobs point to."
-        ),
-    ),
+    bound("put_blob", put_blob, body=bytes, body_type="*/*", large=True, answer=BlobView),
+    bound("get_blob", get_blob, answer=bytes, answer_type="*/*", others={206: bytes, 304: None}),
 )

@@ -1,4 +1,4 @@
-"""Jobs that come again and again."""
+"""Schedules, where HTTP has them in another shape than the engine's API."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from penstock.api.jobs import job_json, located
-from penstock.api.operation import Operation
-from penstock.api.reply import NOTHING, Reply, json_reply
+from penstock.api.reply import Reply, json_reply
 from penstock.api.submit import Submission, request_of
+from penstock.api.table import bound
 from penstock.core.errors import InvalidRequest
-from penstock.core.job import Job
-from penstock.ports.engine_api import CatchUp, KeyRole, Schedule, ScheduleView
+from penstock.ports.engine_api import CatchUp, Schedule, ScheduleView
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
-
-
-class ScheduleList(Struct, frozen=True):
-    schedules: list[ScheduleView]
 
 
 class TenantQuery(Struct, frozen=True):
@@ -42,10 +36,6 @@ class ScheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     paused: bool = False
 
 
-async def list_schedules(call: Call) -> Reply:
-    return json_reply(ScheduleList(await call.api.schedules.list()))
-
-
 async def put_schedule(call: Call) -> Reply:
     tenant = call.tenant(call.query(TenantQuery).tenant)
     given = await call.json(ScheduleBody, parsed_depth=2)
@@ -66,99 +56,6 @@ async def put_schedule(call: Call) -> Reply:
     return json_reply(await call.api.schedules.put(schedule))
 
 
-async def get_schedule(call: Call) -> Reply:
-    return json_reply(await call.api.schedules.get(*_named(call)))
-
-
-async def delete_schedule(call: Call) -> Reply:
-    await call.api.schedules.delete(*_named(call))
-    return NOTHING
-
-
-async def pause_schedule(call: Call) -> Reply:
-    return json_reply(await call.api.schedules.pause(*_named(call), paused=True))
-
-
-async def resume_schedule(call: Call) -> Reply:
-    return json_reply(await call.api.schedules.pause(*_named(call), paused=False))
-
-
-async def fire_schedule(call: Call) -> Reply:
-    job = await call.api.schedules.fire(*_named(call))
-    return Reply(job_json(job), 201, located(job))
-
-
-def _named(call: Call) -> tuple[str, str]:
-    return call.params["name"], call.tenant(call.query(TenantQuery).tenant)
-
-
-_PATH = "/v1/schedules/{name}"
-
 OPERATIONS = (
-    Operation(
-        "GET", "/v1/schedules", list_schedules, answer=ScheduleList, summary="List schedules"
-    ),
-    Operation(
-        "PUT",
-        _PATH,
-        put_schedule,
-        role=KeyRole.OPERATE,
-        query=TenantQuery,
-        body=ScheduleBody,
-        answer=ScheduleView,
-        refusals=(413, 415, 422),
-        summary="Create or change a schedule",
-    ),
-    Operation(
-        "GET",
-        _PATH,
-        get_schedule,
-        query=TenantQuery,
-        answer=ScheduleView,
-        refusals=(404, 422),
-        summary="Get a schedule",
-    ),
-    Operation(
-        "DELETE",
-        _PATH,
-        delete_schedule,
-        role=KeyRole.OPERATE,
-        query=TenantQuery,
-        status=204,
-        refusals=(404, 422),
-        summary="Delete a schedule",
-        description="The jobs that it submitted go on.",
-    ),
-    Operation(
-        "POST",
-        _PATH + "/pause",
-        pause_schedule,
-        role=KeyRole.OPERATE,
-        query=TenantQuery,
-        answer=ScheduleView,
-        refusals=(404, 422),
-        summary="Pause a schedule",
-    ),
-    Operation(
-        "POST",
-        _PATH + "/resume",
-        resume_schedule,
-        role=KeyRole.OPERATE,
-        query=TenantQuery,
-        answer=ScheduleView,
-        refusals=(404, 422),
-        summary="Resume a schedule",
-    ),
-    Operation(
-        "POST",
-        _PATH + "/fire",
-        fire_schedule,
-        role=KeyRole.OPERATE,
-        query=TenantQuery,
-        answer=Job,
-        status=201,
-        refusals=(404, 409, 422, 429),
-        summary="Submit a schedule's job now",
-        description="In addition to its times, which do not change.",
-    ),
+    bound("put_schedule", put_schedule, query=TenantQuery, body=ScheduleBody, answer=ScheduleView),
 )

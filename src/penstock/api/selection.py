@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.operations import cursor, position
 from penstock.ports.store import JobQuery
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ Limit = Annotated[int, Meta(ge=1, le=1000)]
 Seq = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _FARTHEST = 100_000
 """How far into a workflow the pages go: each reads all that come before it."""
+_STEPS = "list_jobs by step"
 
 
 class Order(StrEnum):
@@ -62,7 +61,17 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     """Accepted before this time."""
 
 
-class JobListing(JobFilter, frozen=True, kw_only=True):
+class DeadListing(JobFilter, frozen=True, kw_only=True):
+    order: Order = Order.NEWEST
+    limit: Limit = 50
+    cursor: str | None = None
+    """`next` of the page before."""
+    total: bool = False
+    """Whether to count all that match: exact up to 1,000, or if only states and a tenant are
+    asked for."""
+
+
+class JobListing(DeadListing, frozen=True, kw_only=True):
     dead: bool = False
     """Only what ended FAILED or TIMEOUT and was not retried."""
     tries: bool = False
@@ -73,37 +82,18 @@ class JobListing(JobFilter, frozen=True, kw_only=True):
     """Only jobs with a lower `seq`."""
     since: Seq | None = None
     """Only jobs with a higher `seq`."""
-    order: Order = Order.NEWEST
-    limit: Limit = 50
-    cursor: str | None = None
-    """`next` of the page before."""
-
-
-class DeadListing(JobFilter, frozen=True, kw_only=True):
-    order: Order = Order.NEWEST
-    limit: Limit = 50
-    cursor: str | None = None
-    """`next` of the page before."""
+    why: bool = False
+    """Whether to say what each unfinished job of the page waits for, or what happens to it."""
 
 
 def query_of(given: JobFilter, *, dead: bool = False) -> JobQuery:
+    """The fields of the same name, and those that HTTP names in the singular."""
+    own = set(given.__struct_fields__) & set(JobQuery.__struct_fields__) - {"dead", "limit"}
     return JobQuery(
-        job_id=given.job_id,
+        **{name: getattr(given, name) for name in own},
         states=given.state,
-        topic=given.topic,
-        tenant=given.tenant,
-        parent_job_id=given.parent_job_id,
-        child_of=given.child_of,
-        first_try=given.first_try,
-        workflow_id=given.workflow_id,
         labels=_labels(given.label),
-        idempotency_key=given.idempotency_key,
-        principal=given.principal,
-        schedule=given.schedule,
-        awaiting_approval=given.awaiting_approval,
         dead=dead,
-        accepted_from=given.accepted_from,
-        accepted_to=given.accepted_to,
     )
 
 
@@ -124,8 +114,8 @@ async def page_of(
     """A page of jobs, and where the next one begins. Stable while jobs come in."""
     if query.by_step:
         return await _steps(api, query, limit, at)
-    kind = order.value[0]
-    place = place_in(kind, at)
+    kind = f"list_jobs {order}"
+    place = position(kind, int, at)
     query = replace(query, limit=limit + 1, oldest_first=order is Order.OLDEST)
     if place is not None:
         here = {"since": place} if order is Order.OLDEST else {"before": place}
@@ -140,7 +130,7 @@ async def _steps(
     api: EngineApi, query: JobQuery, limit: int, at: str | None
 ) -> tuple[list[Job], str | None]:
     """A workflow is ordered by its steps, so its pages are counted."""
-    start = place_in("w", at) or 0
+    start = position(_STEPS, int, at) or 0
     if start > _FARTHEST:
         raise InvalidRequest(
             "cursor",
@@ -149,70 +139,4 @@ async def _steps(
         )
     jobs = await api.find(replace(query, limit=start + limit + 1))
     more = len(jobs) > start + limit
-    return jobs[start : start + limit], cursor("w", start + limit) if more else None
-
-
-class Place(Struct, frozen=True, array_like=True):
-    order: str
-    """n: newest first, o: oldest first, w: in the order of a workflow, a: the audit log."""
-    at: int
-
-
-class RunPlace(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Among runs of pipelines, newest first."""
-
-    order: str
-    """r"""
-    created_at: float
-    job_id: str
-
-
-T = TypeVar("T")
-_place = msgspec.msgpack.Decoder(Place)
-_run_place = msgspec.msgpack.Decoder(RunPlace)
-_encode = msgspec.msgpack.Encoder().encode
-_LONGEST = 1000
-
-
-def cursor(order: str, at: int) -> str:
-    return _written(Place(order, at))
-
-
-def run_cursor(created_at: float, job_id: str) -> str:
-    return _written(RunPlace("r", created_at, job_id))
-
-
-def _written(place: Any) -> str:
-    return urlsafe_b64encode(_encode(place)).rstrip(b"=").decode("ascii")
-
-
-def place_in(order: str, text: str | None) -> int | None:
-    """Where to go on. Raises InvalidRequest for a cursor of another listing."""
-    if text is None:
-        return None
-    place = _read(text, _place)
-    if place.order != order or not 0 <= place.at < 1 << 62:
-        raise InvalidRequest("cursor", "belongs to another listing", hint=_HINT)
-    return place.at
-
-
-def run_place(text: str | None) -> tuple[float, str] | None:
-    """The same for runs: (created_at, job_id)."""
-    if text is None:
-        return None
-    place = _read(text, _run_place)
-    if place.order != "r" or not math.isfinite(place.created_at):
-        raise InvalidRequest("cursor", "belongs to another listing", hint=_HINT)
-    return place.created_at, place.job_id
-
-
-def _read(text: str, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    try:
-        if len(text) > _LONGEST:
-            raise ValueError(text)
-        return decoder.decode(urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
-    except (ValueError, msgspec.DecodeError, RecursionError):
-        raise InvalidRequest("cursor", "is not one that a page gave", hint=_HINT) from None
-
-
-_HINT = "pass `next` of the page before, with the same filters and order"
+    return jobs[start : start + limit], cursor(_STEPS, start + limit) if more else None

@@ -8,17 +8,19 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
 import uvicorn
 
+from penstock.api import agents
+from penstock.api.about import Health
+from penstock.api.agents import Agents
 from penstock.api.application import ApiSpec, Application, Authenticate, by_key
 from penstock.api.call import Services
 from penstock.api.connection import Connection, protocol_with
-from penstock.api.health import Health
 from penstock.api.metrics import Traffic
 from penstock.api.monitor import ConcurrencyLimit, RequestMonitor
 from penstock.api.openapi import document
@@ -27,6 +29,7 @@ from penstock.api.options import HttpOptions
 from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
 from penstock.api.served import Served
+from penstock.api.sessions import FailedSignIns
 from penstock.api.stream import EventStreams
 from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
@@ -34,7 +37,6 @@ from penstock.ports.engine_api import Authenticator
 from penstock.ports.process import ENGINE_TIMEOUT, close_in_children, fileno_of, keep_alive
 
 log = logging.getLogger(__name__)
-
 
 _BACKLOG = 2048
 
@@ -54,6 +56,7 @@ class ApiServer:
         *,
         clock: Clock,
         health: Callable[[], Health] = Health,
+        sign_ins: Authenticator | None = None,
     ) -> None:
         self.options = options
         self._spec = spec
@@ -65,7 +68,7 @@ class ApiServer:
         self._waits = ConcurrencyLimit(
             "waiting requests", options.max_waiting, options.waiting_per_key
         )
-        services = Services(
+        self._services = services = Services(
             options=options,
             clock=clock,
             health=health,
@@ -77,11 +80,19 @@ class ApiServer:
             models=Served(clock),
             document=spec.document,
             page=spec.page,
+            failed_sign_ins=FailedSignIns(clock.monotonic),
+            sign_ins=sign_ins,
+            agents=Agents(options.max_body),
         )
         self.application = Application(authenticate, services, spec)
         self._server: uvicorn.Server | None = None
         self._bound: socket.socket | None = None
         self._round: asyncio.Task[None] | None = None
+
+    @property
+    def asgi(self) -> Callable[..., Awaitable[None]]:
+        """The ASGI application that is served."""
+        return self.application
 
     @property
     def streams(self) -> int:
@@ -93,11 +104,14 @@ class ApiServer:
         """How many requests wait for a job."""
         return self._waits.count
 
-    async def start(self) -> str:
-        """Listen; returns the URL. Raises Misconfigured for what can't be listened at."""
+    async def start(self, bound: socket.socket | None = None) -> str:
+        """Listen, with the socket that is given or with one of its own; returns the URL.
+
+        Raises Misconfigured for what can't be listened at.
+        """
         options = self.options
         options.check()
-        bound = _bind(options)
+        bound = bound or bind(options)
         try:
             server = uvicorn.Server(self._config())
             server.lifespan = server.config.lifespan_class(server.config)
@@ -119,7 +133,7 @@ class ApiServer:
     def _config(self) -> uvicorn.Config:
         options = self.options
         config = uvicorn.Config(
-            self.application,
+            self.asgi,
             http=protocol_with(options, self._spec.problem),
             ws="none",
             lifespan="off",
@@ -198,7 +212,7 @@ class ApiServer:
             connection.transport.abort()
 
 
-def _bind(options: HttpOptions) -> socket.socket:
+def bind(options: HttpOptions) -> socket.socket:
     """The socket, bound by us: port 0 works, and what goes wrong can be told."""
     if options.unix_socket is not None:
         return _bind_unix(options.unix_socket)
@@ -268,7 +282,14 @@ class HttpServer(ApiServer):
         clock: Clock,
         health: Callable[[], Health] = Health,
     ) -> None:
-        super().__init__(ENGINE, by_key(authenticator), options, clock=clock, health=health)
+        authenticate = by_key(authenticator)
+        super().__init__(
+            *(ENGINE, authenticate, options), clock=clock, health=health, sign_ins=authenticator
+        )
+
+    async def close(self) -> None:
+        await self._services.agents.close()
+        await super().close()
 
 
 @cache
@@ -281,4 +302,6 @@ def _page() -> bytes:
     return page(document(OPERATIONS)).encode()
 
 
-ENGINE = ApiSpec(OPERATIONS, _document, _page, shape=shape_of, alias=alias_of)
+ENGINE = ApiSpec(
+    (*OPERATIONS, *agents.OPERATIONS), _document, _page, shape=shape_of, alias=alias_of
+)

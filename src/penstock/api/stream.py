@@ -1,38 +1,173 @@
-"""What happens, as server-sent events: of all jobs, of one, a job's own words, and a run.
+"""Event streams (server-sent events): everything that happens, one job, and a run of a pipeline.
 
 Each stream tells at its start where it begins, and with every event where to resume: a reader
 that comes back with that id (`Last-Event-ID`, or `after`) gets what came since, without a gap
-and without a repeat.
+and without a repeat. A frame with an id and no data tells how far a reader is without giving it
+an event; browsers treat it so, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
-from contextlib import aclosing, contextmanager
-from typing import TypeVar
-
-from penstock.api.frames import (
-    EventFilter,
-    Written,
-    frame_of,
-    heartbeat,
-    named,
-    opening,
-    run_frame,
+from collections import OrderedDict
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Sequence,
 )
-from penstock.api.reply import EVENT_STREAM, NOTHING, Reply, StreamReply
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from penstock.api.operation import Operation, Pace
+from penstock.api.reply import EVENT_STREAM, NOTHING, Reply, StreamReply, encode
 from penstock.core.errors import InvalidRequest
-from penstock.core.job import Job
-from penstock.core.journal import Transition
-from penstock.lifecycles.canonical import TERMINAL
-from penstock.ports.engine_api import EngineApi, EventBatch, Logged, Moved, Streamed
+from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.engine_api import (
+    EngineApi,
+    JobUpdate,
+    Logged,
+    Moved,
+    Progressed,
+    StreamBatch,
+    StreamKind,
+    StreamQuery,
+    stream_kind,
+)
+from penstock.ports.store import JournalEvent
 from penstock.workloads.pipeline.records import PipelineEvent
+from penstock.workloads.pipes.status import status_of
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
 
 T = TypeVar("T")
 _RETRY = 1.0
 """Seconds after which a reader that was cut off should come back."""
 _LARGEST = (1 << 63) - 1
+NODES = "nodes"
+"""A kind that only HTTP has: models that are split over nodes, as workers report them."""
+_NODES_AGE = 0.4
+"""Seconds for which that holds: less than between two changes in the stream."""
+_KEPT = 64
+"""Batches whose frames are kept for further readers."""
+
+
+# -- frames -----------------------------------------------------------------------
+
+
+class EventData(Struct, frozen=True, gc=False):
+    """One transition of one job."""
+
+    job_id: str
+    tenant: str
+    topic: str
+    n: int
+    """Its number in the job's history."""
+    before: JobState | None
+    event: JobEvent
+    after: JobState
+    attempt: int
+    actor: str
+    at: float
+    reason: str
+    worker_id: str | None
+    cursor: int
+    """Its place in the journal."""
+
+
+def entry_frame(event: JournalEvent, logs: str = "") -> bytes:
+    """An entry of the journal; `logs` are the places in the logs that belong to its id."""
+    transition = event.transition
+    data = EventData(
+        transition.job_id,
+        event.tenant,
+        event.topic,
+        transition.n,
+        transition.before,
+        transition.event,
+        transition.after,
+        transition.attempt,
+        transition.actor,
+        transition.at,
+        transition.reason,
+        transition.worker_id,
+        event.cursor,
+    )
+    return named(stream_kind(event), data, f"{event.cursor}{logs}")
+
+
+def named(event: str, data: object, place: str = "") -> bytes:
+    at = f"id: {place}\n" if place else ""
+    return b"%bevent: %b\ndata: %b\n\n" % (at.encode(), event.encode(), encode(data))
+
+
+def opening(place: object, retry: float = _RETRY) -> bytes:
+    """Where the stream begins, and after how many seconds to come back to it."""
+    return b"retry: %d\nid: %b\n\n" % (round(retry * 1000), str(place).encode())
+
+
+def heartbeat(place: object) -> bytes:
+    return b": still here\nid: %b\n\n" % str(place).encode()
+
+
+class BatchFrames:
+    """Writes batches of the event stream; entries that readers share are written once."""
+
+    def __init__(self) -> None:
+        self._written: OrderedDict[int, tuple[Sequence[JournalEvent], bytes]] = OrderedDict()
+        """By the identity of the entries, which are kept with it for as long."""
+
+    def of(self, batch: StreamBatch, *, workers: bool = True) -> bytes:
+        parts: list[bytes] = []
+        if batch.gap:
+            parts.append(named("gap", {"reason": batch.gap}, batch.place))
+        if batch.entries:
+            parts.append(self._entries(batch))
+        parts += _values(batch, workers)
+        parts += [named("log", line) for line in batch.lines[:-1]]
+        parts += [named("log", line, batch.place) for line in batch.lines[-1:]]
+        return b"".join(parts)
+
+    def _entries(self, batch: StreamBatch) -> bytes:
+        _, dash, lines = batch.place.partition("-")
+        if dash:
+            return b"".join([entry_frame(event, dash + lines) for event in batch.entries])
+        key = id(batch.entries)
+        found = self._written.get(key)
+        if found is None:
+            written = b"".join([entry_frame(event) for event in batch.entries])
+            found = self._written[key] = (batch.entries, written)
+            if len(self._written) > _KEPT:
+                self._written.popitem(last=False)
+        return found[1]
+
+
+def _values(batch: StreamBatch, workers: bool) -> Iterator[bytes]:
+    for progress in batch.progress:
+        yield named("progress", progress)
+    if workers:
+        for worker in batch.workers:
+            yield named("worker", worker)
+        for worker_id in batch.gone_workers:
+            yield named("worker_gone", {"worker_id": worker_id})
+    for pool in batch.pools:
+        yield named("pool", pool)
+    if batch.counts is not None:
+        yield named("counts", batch.counts)
+
+
+# -- streams ----------------------------------------------------------------------
+
+Written = tuple[bytes, str]
+"""The frame of an item, and where to resume after it."""
 
 
 class EventStreams:
@@ -40,140 +175,94 @@ class EventStreams:
 
     def __init__(self, *, heartbeat: float = 15.0, retry: float = _RETRY) -> None:
         self._heartbeat, self._retry = heartbeat, retry
-        self._written = Written()
+        self._frames = BatchFrames()
+        self._nodes, self._nodes_at = b"", float("-inf")
         self.open = 0
         """How many streams there are now."""
         self.told = 0
         """Events sent since the start, over all readers."""
 
-    # -- the journal --------------------------------------------------------------
+    # -- everything ---------------------------------------------------------------
 
-    async def journal(
-        self, api: EngineApi, wanted: EventFilter, after: int | None = None
+    async def everything(
+        self, api: EngineApi, query: StreamQuery, after: str | None, kinds: Collection[str]
     ) -> StreamReply:
-        """Everything that happens, from a cursor on or from now on, for ever."""
-        batches = api.events(after)
+        """What happens, from a place on or from now on, for ever. `kinds` may have `nodes`, too."""
+        batches = api.stream(query, after)
         first = await anext(batches)
-        return StreamReply(self._journal(batches, first, wanted), EVENT_STREAM)
+        return StreamReply(self._everything(api, batches, first, frozenset(kinds)), EVENT_STREAM)
 
-    async def _journal(
-        self, batches: AsyncIterator[EventBatch], first: EventBatch, wanted: EventFilter
+    async def _everything(
+        self,
+        api: EngineApi,
+        batches: AsyncIterator[StreamBatch],
+        first: StreamBatch,
+        kinds: frozenset[str],
     ) -> AsyncGenerator[bytes, None]:
-        everything = wanted.is_empty
+        wants_workers = not kinds or StreamKind.WORKER in kinds
+        wants_nodes = not kinds or NODES in kinds
         with self._opened() as pulse:
             try:
-                yield opening(first.cursor, self._retry)
-                async for batch in batches:
-                    if everything:
-                        frames = self._written.whole(batch)
-                        self.told += len(batch.events)
-                    else:
-                        frames = self._written.matching(batch, wanted)
-                        self.told += frames.count(b"\nevent: ")
+                yield opening(first.place, self._retry)
+                nodes, batch = b"", first
+                while True:
+                    frames = self._frames.of(batch, workers=wants_workers)
+                    if wants_nodes and (batch.workers or batch.gone_workers):
+                        told, nodes = nodes, await self._nodes_of(api)
+                        frames += nodes if nodes != told else b""
                     if frames:
+                        self.told += frames.count(b"\nevent: ") + frames.startswith(b"event: ")
                         pulse.beaten()
                         yield frames
                     elif pulse.is_due():
-                        yield heartbeat(batch.cursor)
-            finally:
-                await _end(batches)
-
-    # -- one job ------------------------------------------------------------------
-
-    async def job(self, api: EngineApi, job_id: str, after: int = 0) -> StreamReply:
-        """A job's history after entry number `after`, then what happens, until it has ended."""
-        batches = api.events()
-        await anext(batches)  # nothing that happens from here on is missed
-        job = await api.get(job_id)
-        past = await api.history(job_id)
-        if after > len(past):
-            await _end(batches)
-            raise InvalidRequest("after", f"the job's history ends at {len(past)}")
-        return StreamReply(self._job(batches, job, past, after), EVENT_STREAM)
-
-    async def _job(
-        self, batches: AsyncIterator[EventBatch], job: Job, past: Sequence[Transition], after: int
-    ) -> AsyncGenerator[bytes, None]:
-        tenant, topic = job.request.tenant, job.request.topic
-        place = after
-        news: Sequence[Transition] = past
-        with self._opened() as pulse:
-            try:
-                yield opening(place, self._retry)
-                while True:
-                    fresh = [entry for entry in news if entry.n > place]
-                    if fresh:
-                        place = fresh[-1].n
-                        self.told += len(fresh)
-                        pulse.beaten()
-                        yield b"".join([frame_of(entry, tenant, topic) for entry in fresh])
-                    elif pulse.is_due():
-                        yield heartbeat(place)
-                    if news and (state := news[-1].after) in TERMINAL:
-                        yield named("end", {"job_id": job.job_id, "state": state})
-                        return
+                        yield heartbeat(batch.place)
                     try:
                         batch = await anext(batches)
                     except StopAsyncIteration:
                         return
-                    news = [e.transition for e in self._written.of_job(batch, job.job_id)]
             finally:
                 await _end(batches)
 
-    # -- a job's own words --------------------------------------------------------
+    async def _nodes_of(self, api: EngineApi) -> bytes:
+        """Models that are split over nodes; found out once for all readers of a change."""
+        now = asyncio.get_running_loop().time()
+        if now - self._nodes_at > _NODES_AGE:
+            self._nodes_at = now
+            view = status_of(await api.workers())
+            self._nodes = named(NODES, view) if view.nodes or self._nodes else b""
+        return self._nodes
+
+    # -- one job, or one run: until it has ended -----------------------------------
 
     async def updates(
         self, api: EngineApi, job_id: str, after: tuple[int, int] | None = None, after_log: int = 0
     ) -> StreamReply:
-        """What a job logs and how it gets on and moves, until it has ended.
+        """What a job logs and how it gets on and moves.
 
         `after` is where an earlier stream of it was: the number of its last move, and of its
         last line.
         """
         job = await api.get(job_id)
-        place, line = after or (job.version, min(after_log, _LARGEST))
-        missed = []
-        if after is not None:
-            missed = [entry for entry in await api.history(job_id) if entry.n > place]
-        return StreamReply(self._updates(api, job, place, line, missed), EVENT_STREAM)
+        n, line = after or (job.version, min(after_log, _LARGEST))
 
-    async def _updates(
-        self, api: EngineApi, job: Job, n: int, line: int, missed: Sequence[Transition]
-    ) -> AsyncGenerator[bytes, None]:
-        with self._opened():
-            yield opening(f"{n}-{line}", self._retry)
-            for entry in missed:
-                n = entry.n
-                yield named("moved", Moved(entry), f"{n}-{line}")
-            updates = _with_pauses(api.follow(job.job_id, line), self._heartbeat)
-            async with aclosing(updates):
-                async for update in updates:
-                    if update is None:
-                        yield heartbeat(f"{n}-{line}")
-                    elif isinstance(update, Moved):
-                        for entry in await self._between(api, n, update.transition):
-                            n = entry.n
-                            yield named("moved", Moved(entry), f"{n}-{line}")
-                    elif isinstance(update, Logged):
-                        line = update.line.n
-                        yield named("log", update, f"{n}-{line}")
-                    elif isinstance(update, Streamed):
-                        yield named("piece", update, f"{n}-{line}")
-                    else:
-                        yield named("progress", update, f"{n}-{line}")
-            for entry in await api.history(job.job_id):
-                if entry.n > n:
-                    yield named("moved", Moved(entry), f"{entry.n}-{line}")
-            state = (await api.get(job.job_id)).state
-            yield named("end", {"job_id": job.job_id, "state": state})
+        def write(update: JobUpdate) -> Written:
+            nonlocal n, line
+            kind = "piece"
+            match update:
+                case Moved(transition):
+                    kind, n = "moved", transition.n
+                case Logged(said):
+                    kind, line = "log", said.n
+                case Progressed():
+                    kind = "progress"
+            place = f"{n}-{line}"
+            return named(kind, update, place), place
 
-    async def _between(self, api: EngineApi, n: int, entry: Transition) -> list[Transition]:
-        """An entry, with those before it that nobody told of; none if it is known already."""
-        if entry.n <= n + 1:
-            return [entry] if entry.n > n else []
-        return [past for past in await api.history(entry.job_id) if n < past.n <= entry.n]
+        async def end() -> bytes:
+            return named("end", {"job_id": job_id, "state": (await api.get(job_id)).state})
 
-    # -- a run of a pipeline ------------------------------------------------------
+        items = api.follow(job_id, line, n)
+        return StreamReply(self._followed(items, write, f"{n}-{line}", end), EVENT_STREAM)
 
     async def run(self, api: EngineApi, job_id: str, after: int = 0) -> StreamReply | Reply:
         """A run's events after one of them, until the last; NOTHING if that was it.
@@ -181,32 +270,34 @@ class EventStreams:
         Their ids are the numbers of the entries in the history of the run's job.
         """
         record = await api.pipelines.get(job_id)
-        events = _with_pauses(api.pipelines.stream(job_id, after), self._heartbeat)
-        first = None
-        if record.is_final and (first := await _first(events)) is None:
-            return NOTHING
-        return StreamReply(self._run(events, first, after), EVENT_STREAM)
+        events = api.pipelines.stream(job_id, after)
+        if record.is_final:
+            first = await anext(events, None)
+            if first is None:
+                return NOTHING
+            events = _chained(first, events)
+        return StreamReply(self._followed(events, _run_frame, str(after)), EVENT_STREAM)
 
-    async def _run(
+    async def _followed(
         self,
-        events: AsyncGenerator[PipelineEvent | None, None],
-        first: PipelineEvent | None,
-        place: int,
+        items: AsyncIterator[T],
+        write: Callable[[T], Written],
+        place: str,
+        end: Callable[[], Awaitable[bytes]] | None = None,
     ) -> AsyncGenerator[bytes, None]:
         with self._opened():
-            async with aclosing(events):
+            async with aclosing(_with_pauses(items, self._heartbeat)) as paused:
                 yield opening(place, self._retry)
-                if first is not None:
-                    place = first.id
-                    self.told += 1
-                    yield run_frame(first)
-                async for event in events:
-                    if event is None:
+                async for item in paused:
+                    if item is None:
                         yield heartbeat(place)
                     else:
-                        place = event.id
+                        frame, written = write(item)
+                        place = written or place
                         self.told += 1
-                        yield run_frame(event)
+                        yield frame
+            if end is not None:
+                yield await end()
 
     @contextmanager
     def _opened(self) -> Generator[Pulse]:
@@ -262,11 +353,19 @@ async def _with_pauses(items: AsyncIterator[T], pause: float) -> AsyncGenerator[
         await _end(items)
 
 
-async def _first(items: AsyncIterator[T | None]) -> T | None:
-    async for item in items:
-        if item is not None:
-            return item
-    return None
+async def _chained(first: T, rest: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    try:
+        yield first
+        async for item in rest:
+            yield item
+    finally:
+        await _end(rest)
+
+
+def _run_frame(event: PipelineEvent) -> Written:
+    """Progress is not stored, so it has no id to resume after."""
+    place = "" if event.id is None else str(event.id)
+    return named(event.kind, asdict(event), place), place
 
 
 async def _one(items: AsyncIterator[T]) -> T:
@@ -283,7 +382,9 @@ def cursor_of(text: str, field: str) -> int:
     """A place in a stream, as a reader that comes back gives it. Raises InvalidRequest."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _LARGEST):
         raise InvalidRequest(
-            field, "is no id that this stream gave", hint="give one that it did, or none"
+            field,
+            "is not an event id of this stream",
+            hint="pass the id of an event that you received, or none",
         )
     return int(text)
 
@@ -292,3 +393,108 @@ def place_of(text: str, field: str) -> tuple[int, int]:
     """The same for a job's updates: the last move and the last line."""
     n, _, line = text.partition("-")
     return cursor_of(n, field), cursor_of(line, field)
+
+
+# -- operations -------------------------------------------------------------------
+
+_TYPE = "text/event-stream"
+
+
+Kind = Literal["job", "approval", "note", "progress", "log", "worker", "pool", "counts", "nodes"]
+
+
+class StreamListing(Struct, frozen=True, kw_only=True):
+    """What to tell; all conditions must hold. Those of lists may come several times."""
+
+    after: str | None = None
+    """The id of an event: what came after it is told first. Last-Event-ID wins."""
+    kind: tuple[Kind, ...] = ()
+    """Without one, all that this key may see."""
+    topic: str | None = None
+    """A glob, as in `job.text.*`."""
+    tenant: str | None = None
+    state: tuple[JobState, ...] = ()
+    """Only moves into one of these."""
+    event: tuple[JobEvent, ...] = ()
+    job_id: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    """Jobs whose log lines are wanted, at most 20."""
+    replay: Annotated[int, Meta(ge=0)] | None = None
+    """Maximum number of missed entries to tell; beyond it `gap` is told. None: all of them."""
+
+
+async def stream_everything(call: Call) -> StreamReply:
+    given = call.query(StreamListing)
+    kinds = [StreamKind(kind) for kind in given.kind if kind != NODES]
+    if NODES in given.kind and StreamKind.WORKER not in kinds:
+        kinds.append(StreamKind.WORKER)
+    query = StreamQuery(
+        kinds=tuple(kinds),
+        topic=given.topic,
+        tenant=given.tenant,
+        states=given.state,
+        events=given.event,
+        job_ids=given.job_id,
+        logs=tuple(dict.fromkeys(given.log)),
+        replay=given.replay,
+    )
+    return await call.services.events.everything(
+        call.api, query, resumed(call, given.after), given.kind
+    )
+
+
+class UpdateQuery(Struct, frozen=True):
+    after: str | None = None
+    """The id of an update: what came after it is told first. Last-Event-ID wins."""
+    after_log: int = 0
+    """The `n` of the last log line that is known, for a first call."""
+
+
+async def stream_updates(call: Call) -> StreamReply:
+    query = call.query(UpdateQuery)
+    place = resumed(call, query.after)
+    after = None if place is None else place_of(place, "after")
+    return await call.services.events.updates(
+        call.api, call.params["job_id"], after, max(0, query.after_log)
+    )
+
+
+def resumed(call: Call, after: str | None) -> str | None:
+    """Where the reader was: a browser that comes back says it in a header."""
+    return call.header(b"last-event-id") or after
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/v1/stream",
+        stream_everything,
+        query=StreamListing,
+        answer=bytes,
+        answer_type=_TYPE,
+        refusals=(403, 404, 422, 429),
+        pace=Pace.STREAMS,
+        summary="Follow everything that happens",
+        description=(
+            "Entries of the journal (`job`, `approval`, `note`) have their place as `id`: a reader "
+            "that comes back with the last id it saw gets what came since, without gap or repeat. "
+            "So do lines of the chosen logs (`log`). Of `progress`, `worker` (and `worker_gone`), "
+            "`pool`, `nodes` and `counts` it gets the current values, then their changes. `gap` "
+            "tells that entries are missing."
+        ),
+    ),
+    Operation(
+        "GET",
+        "/v1/jobs/{job_id}/updates",
+        stream_updates,
+        query=UpdateQuery,
+        answer=bytes,
+        answer_type=_TYPE,
+        refusals=(404, 422, 429),
+        pace=Pace.STREAMS,
+        summary="Follow the updates of a job",
+        description=(
+            "Its log lines so far, then `log`, `progress`, `piece` and `moved` until its `end`."
+        ),
+    ),
+)

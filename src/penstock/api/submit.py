@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Raw, Struct, UnsetType
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 
-from penstock.api.jobs import job_json, list_json, located
 from penstock.api.monitor import Gone
 from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Problem, problem_of
 from penstock.api.reply import NO_STORE, Reply, StreamReply, encode
+from penstock.api.table import bound
+from penstock.api.views import job_json, list_json, located
 from penstock.core.errors import Conflict, InvalidRequest, PenstockError
 from penstock.core.job import (
     NO_RETRY,
@@ -108,36 +109,17 @@ async def request_of(call: Call, given: Submission, where: str = "", key: str = 
         if run_at is not None:
             raise InvalidRequest(f"{where}delay", "can't be given together with run_at")
         run_at = call.services.clock.now() + given.delay
-    return JobRequest(
-        job_id=given.job_id,
-        topic=given.topic,
-        priority=given.priority,
+    fields = asdict(given)
+    del fields["input"], fields["delay"]
+    fields.update(
         context_ptr=pointer,
-        adapter_id=given.adapter_id,
-        env=given.env,
-        parent_job_id=given.parent_job_id,
-        child_of=given.child_of,
-        detached=given.detached,
-        workflow_id=given.workflow_id,
-        step_index=given.step_index,
-        tenant=given.tenant or call.tenant(),
-        labels=given.labels,
-        idempotency_key=agreed_key(given.idempotency_key, key),
-        timeout=given.timeout,
-        dispatch_timeout=given.dispatch_timeout,
-        deadline=given.deadline,
         run_at=run_at,
+        tenant=given.tenant or call.tenant(),
+        idempotency_key=agreed_key(given.idempotency_key, key),
         retry=NO_RETRY if given.retry is None else RetryPolicy(*astuple(given.retry)),
-        idempotent=given.idempotent,
-        capability=given.capability,
-        risk_tags=given.risk_tags,
-        estimated_cost=given.estimated_cost,
-        after=given.after,
-        if_parent_fails=given.if_parent_fails,
-        takes_results=given.takes_results,
         unique=None if given.unique is None else Unique(*astuple(given.unique)),
-        complete=given.complete,
     )
+    return JobRequest(**fields)
 
 
 def _payload(given: Submission, where: str) -> bytes:
@@ -303,36 +285,8 @@ async def _submit(
 
 
 OPERATIONS = (
-    Operation(
-        "POST",
-        "/v1/jobs",
-        submit_job,
-        role=KeyRole.SUBMIT,
-        body=Submission,
-        answer=Job,
-        status=201,
-        others={200: Job},
-        refusals=(409, 413, 415, 422, 429),
-        summary="Submit a job",
-        description=(
-            "Answers when the job is durable. A request that was accepted before (same `job_id`, "
-            "or same tenant and idempotency key) is answered with 200 and the job it became; a "
-            "different request with the same id or key is a conflict."
-        ),
-    ),
-    Operation(
-        "POST",
-        "/v1/jobs/batch",
-        submit_batch,
-        role=KeyRole.SUBMIT,
-        body=Batch,
-        large=True,
-        answer=Accepted,
-        status=201,
-        refusals=(409, 413, 415, 422, 429),
-        summary="Submit many jobs, all or none",
-        description="One commit. If one of them is refused, nothing is stored.",
-    ),
+    bound("submit_job", submit_job, body=Submission, answer=Job, others={200: Job}),
+    bound("submit_batch", submit_batch, body=Batch, large=True, answer=Accepted),
     Operation(
         "POST",
         "/v1/jobs/stream",

@@ -28,6 +28,7 @@ from penstock.app.client import Client
 from penstock.app.engine import Engine, make_private
 from penstock.app.pipelines import Pipeline
 from penstock.app.portal import LoopThread, Portal, at_exit, not_at_exit
+from penstock.app.remote import client_security
 from penstock.config import Settings, load
 from penstock.core.errors import (
     AlreadyRunning,
@@ -120,7 +121,7 @@ class App:
         """The client that functions submit through, while there is one."""
         if self._client is None:
             raise Misconfigured(
-                "the application is not running, so there is nobody to submit to",
+                "the application is not running, so a job can't be submitted",
                 hint="call app.start(), or submit inside 'with app.run():' or"
                 " 'with app.connect():'",
             )
@@ -271,7 +272,7 @@ class Session(ABC):
 
     @abstractmethod
     async def _close(self, patience: float | None) -> None:
-        """With `patience`, running jobs are asked to end now and given up after so many seconds."""
+        """With `patience`, running jobs are asked to end now, and given up after that time."""
 
     @property
     def _patience(self) -> float:
@@ -433,7 +434,7 @@ class _Embedded(Session):
         from penstock.app.worker_process import Membership
 
         address = f"unix:{self.settings.socket}"
-        connected = _Connected(self._app, address, None, "", self.settings.reconnect_timeout)
+        connected = _Connected(self._app, address, None, "", self.settings.timeouts.reconnect)
         client = await connected._open()
         self._portal, self._connected = client._engine.portal, connected
         self._bind(client)
@@ -457,7 +458,7 @@ class _Embedded(Session):
 
     @property
     def _patience(self) -> float:
-        return self.settings.kill_grace + 1.0
+        return self.settings.timeouts.kill_grace + 1.0
 
     @property
     def _failure(self) -> BaseException | None:
@@ -490,7 +491,7 @@ class _Connected(Session):
         """Seconds; None: for ever."""
         given = self._reconnect_timeout
         if given is None:
-            given = load(flags=_folder(self._data)).reconnect_timeout
+            given = load(flags=_folder(self._data)).timeouts.reconnect
         return None if given == math.inf else given
 
     def _reopen(self) -> Client:
@@ -520,21 +521,22 @@ class _Connected(Session):
     async def _by_link(self) -> EngineApi:
         address, token = engine_address(self._address, self._data, self._token)
         patience = self._patience_for_engine()
-        self._line = Link(address, token=token, reconnect_timeout=patience)
+        security = await client_security(address, load(flags=_folder(self._data)))
+        self._line = Link(address, token=token, reconnect_timeout=patience, security=security)
         await self._line.connect()
-        self._direct = LinkPool(address, token, patience)
+        self._direct = LinkPool(address, token, patience, security=security)
         return remote_api(self._line)
 
     async def _by_http(self) -> EngineApi:
         from penstock.adapters.http.connection import ConnectionOptions
-        from penstock.adapters.http.engine_api import HttpEngineApi
+        from penstock.adapters.http.engine_api import http_engine_api
 
         assert self._address is not None
         token = self._token or _token_at_hand(self._address, self._data)
         if token and self._address.startswith("http://") and not _is_here(self._address):
             log.warning("the key goes to %s unencrypted; use https", urlsplit(self._address).netloc)
         options = ConnectionOptions(reconnect_timeout=self._patience_for_engine())
-        self._line = api = HttpEngineApi(self._address, token, options=options)
+        self._line = api = http_engine_api(self._address, token, options=options)
         await api.connect()
         return api
 
@@ -598,8 +600,8 @@ def make_executors(app: App | None, settings: Settings) -> list[Executor]:
         app = app or App()
         app.add(*(pipeline for pipeline in named if pipeline.name not in app.pipelines))
     options: Mapping[str, Any] = {
-        "kill_grace": settings.kill_grace,
-        "max_result": settings.max_result,
+        "kill_grace": settings.timeouts.kill_grace,
+        "max_result": settings.limits.max_result,
         "threads": settings.concurrency,
         "log_level": logging.getLevelNamesMapping()[settings.log_level.upper()],
         "containers": executor_config(settings),

@@ -4,12 +4,8 @@ A backup is a folder with the layout of a data directory, and `manifest.json` wi
 the SHA-256 of every file. It is written under a temporary name, and gets its own name when it is
 complete and on disk.
 
-It shows one moment. The records of OpenAI files and batches are read first, then a read
-transaction is begun on the jobs; if records changed meanwhile, both are done again. Only then is
-anything copied. On a machine so busy that no such moment is found, the order still holds: a batch
-is never ahead of its jobs. The other way round is what a crash leaves too, and the engine makes it
-good when it starts. Blobs never change, and a shared lock keeps the pruner from deleting any until
-all are copied.
+It shows one moment: that at which a read transaction is begun on the jobs. Blobs never change, and
+a shared lock keeps the pruner from deleting any until all are copied.
 
 To restore, files are copied into a folder inside the data directory and checked there; then they
 are moved to their places, the database of jobs last. Until then nothing of the data directory
@@ -43,7 +39,7 @@ from penstock.adapters.sqlite import schema as job_schema
 from penstock.adapters.sqlite.database import Schema, Snapshot, WriterLock
 from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.app.engine import make_private
-from penstock.app.migration import OLD_RUNS, OLD_SCHEMA
+from penstock.app.migration import OLD_FILES, OLD_RUNS, OLD_SCHEMA
 from penstock.config import Settings
 from penstock.control.ledger import Ledger
 from penstock.core.errors import (
@@ -56,7 +52,6 @@ from penstock.core.errors import (
 )
 from penstock.ports.process import failpoint
 from penstock.ports.store import Verified
-from penstock.workloads.llm.storage.files import FileRecord
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -66,13 +61,13 @@ _DATABASES: dict[str, Schema] = {
     OLD_RUNS: OLD_SCHEMA,
 }
 """In the order in which their states are taken. OLD_RUNS is there only until an engine has
-migrated it, and in backups of earlier versions."""
+migrated it, and in backups of earlier versions; so is OLD_FILES."""
 _BLOBS = "blobs"
 _SECRETS = ("token", "pipe.key")
 _PLACES = (
     *(name for name in _DATABASES if name != _JOBS),
     _BLOBS,
-    "openai",
+    OLD_FILES,
     "files",
     "starts",
     *_SECRETS,
@@ -190,13 +185,13 @@ class _Backup:
                     for name, schema in _DATABASES.items()
                     if (data / name).is_file()
                 }
-                records = self._one_moment([*snapshots.values()])
+                self._one_moment([*snapshots.values()])
                 taken_at = time.time()
                 for name, snapshot in snapshots.items():
                     self._copy_database(name, snapshot)
-            self._copy_records(records)
             self._copy_tree(_BLOBS, _DIGEST)
-        self._copy_tree("files")
+        for folder in ("files", OLD_FILES):
+            self._copy_tree(folder)
         for name in _SECRETS:
             self._copy(name)
         manifest = Manifest(FORMAT, __version__, taken_at, tuple(self._files))
@@ -211,30 +206,18 @@ class _Backup:
             left_out=(*sorted(self._strangers()), *self._left_out),
         )
 
-    def _one_moment(self, snapshots: Sequence[Snapshot]) -> dict[str, bytes]:
-        """Begin all snapshots at one moment; returns the records of that moment."""
+    def _one_moment(self, snapshots: Sequence[Snapshot]) -> None:
+        """Begin all snapshots at one moment."""
         for tries_left in range(_TRIES, -1, -1):
-            records, changes = self._records(), [one.change for one in snapshots]
+            changes = [one.change for one in snapshots]
             for one in snapshots:
                 one.begin()
             # If the others did not change until they were begun, all are of when the first was.
             same = changes[1:] == [one.change for one in snapshots][1:]
-            if not tries_left or (same and records == self._records()):
+            if not tries_left or same:
                 break
             for one in snapshots:
                 one.end()
-        return records
-
-    def _records(self) -> dict[str, bytes]:
-        """The records of OpenAI files and batches, by path."""
-        found = {}
-        for folder in ("openai/files", "openai/batches"):
-            for name in _entries(self._data / folder):
-                if not name.startswith("."):
-                    with suppress(FileNotFoundError):
-                        path = f"{folder}/{name}"
-                        found[path] = (self._data / path).read_bytes()
-        return found
 
     def _missing(self) -> set[str]:
         """Blobs that records point to, and that the backup lacks."""
@@ -259,28 +242,6 @@ class _Backup:
             digest = file_digest(file, "sha256").hexdigest()
             self._files.append(File(name, file.tell(), digest))
         failpoint("backup-database")
-
-    def _copy_records(self, records: dict[str, bytes]) -> None:
-        """Each file's record with its content, unless it was deleted since."""
-        for path, record in records.items():
-            if path.startswith("openai/files/"):
-                kept = self._copy_content(record)
-                if kept is None:
-                    # It was replaced, or deleted, since the record was read.
-                    with suppress(FileNotFoundError):
-                        kept = self._copy_content((self._data / path).read_bytes())
-                if kept is None:
-                    continue
-                record = kept
-            self._files.append(_write(self._part, path, [record]))
-
-    def _copy_content(self, record: bytes) -> bytes | None:
-        """Copy the content that a file's record names; returns the record, None if it is gone."""
-        try:
-            content = msgspec.json.decode(record, type=FileRecord).content
-        except msgspec.DecodeError as error:
-            raise StoreFailed(f"a record in {self._data / 'openai'} is damaged: {error}") from None
-        return record if self._copy(f"openai/content/{content}") else None
 
     def _copy_tree(self, folder: str, name_like: re.Pattern[str] | None = None) -> None:
         """Regular files below a folder; links are left out."""

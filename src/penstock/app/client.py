@@ -51,6 +51,7 @@ from penstock.core.job import Job, JobRequest, chain_of, has_child_key
 from penstock.core.ledger import Step
 from penstock.core.pointer import decode_data, encode_data, media_type
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.credentials import Credentials
 from penstock.ports.engine_api import (
     Approvals,
     Audit,
@@ -63,6 +64,8 @@ from penstock.ports.engine_api import (
     Limits,
     Policy,
     Schedules,
+    StreamBatch,
+    StreamQuery,
 )
 from penstock.ports.store import JobConditions, JobQuery, LogLine, StepQuery
 from penstock.workloads.function.context import awaiting, child_keys, running, waiting
@@ -313,6 +316,7 @@ class Client(_Caller):
         self.schedules = SchedulesClient(engine)
         self.limits = LimitsClient(engine)
         self.keys = KeysClient(engine)
+        self.credentials = CredentialsClient(engine)
         self.audit = AuditClient(engine)
         self.pipelines = PipelinesClient(engine)
         self.batches = BatchesClient(engine)
@@ -473,6 +477,17 @@ class Client(_Caller):
     def aevents(self, after: int | None = None) -> AsyncIterator[EventBatch]:
         return self._engine.aeach(self.api.events(after))
 
+    def stream(
+        self, query: StreamQuery | None = None, after: str | None = None
+    ) -> Iterator[StreamBatch]:
+        """Everything that happens, in one stream, from a place on or from now on; for ever."""
+        return self._engine.each(self.api.stream(query or StreamQuery(), after))
+
+    def astream(
+        self, query: StreamQuery | None = None, after: str | None = None
+    ) -> AsyncIterator[StreamBatch]:
+        return self._engine.aeach(self.api.stream(query or StreamQuery(), after))
+
     def _handles(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
         return [JobHandle(self._engine, job) for job in jobs]
 
@@ -484,9 +499,16 @@ class Client(_Caller):
 
     pipes, apipes = twins(_pipes)
     status, astatus = passed_on(EngineApi.status)
+    count, acount = passed_on(EngineApi.count)
+    counts, acounts = passed_on(EngineApi.counts)
+    timeline, atimeline = passed_on(EngineApi.timeline)
     topics, atopics = passed_on(EngineApi.topics)
+    describe_topics, adescribe_topics = passed_on(EngineApi.describe_topics)
     workers, aworkers = passed_on(EngineApi.workers)
+    worker, aworker = passed_on(EngineApi.worker)
+    drain_worker, adrain_worker = passed_on(EngineApi.drain_worker)
     pools, apools = passed_on(EngineApi.pools)
+    pool, apool = passed_on(EngineApi.pool)
     pause_pool, apause_pool = passed_on(EngineApi.pause_pool)
     resume_pool, aresume_pool = passed_on(EngineApi.resume_pool)
     verify, averify = passed_on(EngineApi.verify)
@@ -590,6 +612,7 @@ class LimitsClient(ClientPart):
     _part = "limits"
     put, aput = passed_on(Limits.put)
     list, alist = passed_on(Limits.list)
+    get, aget = passed_on(Limits.get)
     delete, adelete = passed_on(Limits.delete)
 
 
@@ -600,6 +623,18 @@ class KeysClient(ClientPart):
     create, acreate = passed_on(Keys.create)
     list, alist = passed_on(Keys.list)
     revoke, arevoke = passed_on(Keys.revoke)
+    create_link, acreate_link = passed_on(Keys.create_link)
+
+
+class CredentialsClient(ClientPart):
+    """See `penstock.ports.credentials.Credentials`."""
+
+    _part = "credentials"
+    create_token, acreate_token = passed_on(Credentials.create_token)
+    tokens, atokens = passed_on(Credentials.tokens)
+    revoke_token, arevoke_token = passed_on(Credentials.revoke_token)
+    list, alist = passed_on(Credentials.list)
+    revoke, arevoke = passed_on(Credentials.revoke)
 
 
 class AuditClient(ClientPart):
@@ -636,7 +671,6 @@ class BatchesClient(ClientPart):
     """See `penstock.workloads.llm.batches.Batches`."""
 
     _part = "batches"
-    begin_upload, abegin_upload = passed_on(Batches.begin_upload)
     write_upload, awrite_upload = passed_on(Batches.write_upload)
     keep_upload, akeep_upload = passed_on(Batches.keep_upload)
     drop_upload, adrop_upload = passed_on(Batches.drop_upload)
@@ -892,7 +926,7 @@ async def outcome_of(api: EngineApi, job: Job) -> Outcome:
 
 
 async def _content(api: EngineApi, pointer: str) -> bytes:
-    """What a pointer names; a small payload is in it, and nobody is asked."""
+    """The content of a pointer; a small payload is part of it, without a request."""
     return decode_data(pointer) if pointer.startswith("data:") else await api.get_blob(pointer)
 
 

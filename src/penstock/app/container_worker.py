@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from penstock.config import Settings
 from penstock.workloads.container.config import WorkerConfig
 
@@ -49,12 +47,12 @@ async def container_worker(
 
 def engine_settings(config: WorkerConfig, settings: Settings) -> Settings:
     """The engine's settings, as the worker's configuration has them."""
-    return replace(
-        settings,
-        http="",
+    largest = config.inputs.max_bytes * 4 // 3 + config.max_body_bytes
+    return settings.changed(
         concurrency=config.max_concurrent_jobs,
-        max_waiting=config.max_queued_jobs,
-        retention=config.retention,
-        max_input=max(settings.max_input, config.inputs.max_bytes * 4 // 3 + config.max_body_bytes),
-        sources=(*settings.sources, *config.inputs.sources),
+        http__listen="",
+        limits__max_waiting=config.max_queued_jobs,
+        limits__max_input=max(settings.limits.max_input, largest),
+        storage__retention=config.retention,
+        storage__sources=(*settings.storage.sources, *config.inputs.sources),
     )

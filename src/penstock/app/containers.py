@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.app.artifacts import ArtifactHandle
 from penstock.app.client import DefaultClient
@@ -181,7 +180,7 @@ def container(
     are the job's artifacts. `timeout` is how many seconds it may run. `stdin` is what it reads;
     without it, it reads the whole job, with `payload` in it, as JSON. `mounts` are folders of the
     worker's machine, by the path that they have in the container, read-only and from the worker's
-    list. With `attach`, whoever follows the job gets its output byte for byte, too. Limits
+    list. With `attach`, readers of the job get its output byte for byte, too. Limits
     (`memory_mb`, `cpus`, `pids`, `tmp_mb`, `shm_mb`, `max_output_bytes` …) and other fields of
     `runtime` (`entrypoint`, `user`, `network`, `workdir`, `gpus`, `runtime`) can be given by name.
     """
@@ -230,8 +229,8 @@ def _embedded() -> Session:
     from penstock.app.application import App
 
     settings = load()
-    if not settings.containers:
-        settings = replace(settings, containers="auto")
+    if not settings.containers.engine:
+        settings = settings.changed(containers__engine="auto")
     return App().run(settings=settings)
 
 

@@ -7,10 +7,12 @@ other; nothing is looked up, and nothing runs before `start`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -21,33 +23,32 @@ from msgspec.structs import replace
 from penstock.adapters.files.start_log import FileStartLog
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
-from penstock.adapters.memory.store import MemoryBackend
 from penstock.adapters.sqlite.database import WriterLock
-from penstock.adapters.sqlite.store import SqliteBackend
-from penstock.app.migration import migrate_runs
-from penstock.app.parts import assemble, open_blobs
+from penstock.app.migration import migrate_files, migrate_runs
+from penstock.app.parts import assemble, open_backend, open_blobs
+from penstock.app.remote import Remote
 from penstock.config import Settings
 from penstock.config.loading import parse_host_port
 from penstock.control.engine_api import EngineAuthenticator, LocalEngineApi, load_paused_pools
+from penstock.control.guard import digest_of
 from penstock.control.ledger import Ledger
 from penstock.control.limits import load_limits
 from penstock.control.policy import Rulebook
 from penstock.control.safety import SafetyKernel
 from penstock.control.shared_state import FactState
-from penstock.core.errors import StoreFailed, Unavailable
+from penstock.core.errors import Misconfigured, NotOwner, StoreFailed, Unavailable
 from penstock.core.job import IdSource, Job
 from penstock.core.journal import Stride
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.executor import Environment, Executor, is_needed
-from penstock.ports.store import Backend, Durability
+from penstock.ports.shared_state import SharedState
+from penstock.ports.store import Durability
 from penstock.worker.worker import Worker, WorkerOptions
-from penstock.workloads.llm.batches import BatchStore
-from penstock.workloads.llm.storage.files import FileBatchStore
-from penstock.workloads.llm.storage.memory import MemoryBatchStore
+from penstock.workloads.llm.batches import TOPIC as BATCH_TOPIC
 
 if TYPE_CHECKING:
-    from penstock.api.health import Health
+    from penstock.api.about import Health
     from penstock.api.options import HttpOptions
     from penstock.api.server import HttpServer
 
@@ -57,6 +58,10 @@ LOCAL = "local-"
 """How the ids of workers inside an engine begin: they end with it."""
 _WELCOME = 5.0
 """Seconds that a start waits for its own worker to be known."""
+_BATCHES = 1000
+"""Batches that run at the same time: they wait for their lines."""
+_BLOBS = "storage/blobs"
+"""The fact that names the folder of payloads of all engines of a database."""
 _LAST_WORDS = 5.0
 """Seconds that a stopped worker's last results get to be committed."""
 
@@ -74,9 +79,15 @@ class Engine:
         any_port: bool = False,
         blobs: Blobs | None = None,
         lock: WriterLock | None = None,
+        patience: float | None = None,
+        sockets: Mapping[str, socket.socket] | None = None,
     ) -> None:
-        """`lock`: the data folder's lock, if the caller has taken it already."""
+        """`lock`: the data folder's lock, if the caller has taken it already. `patience`: seconds
+        to wait while another engine owns the same database. `sockets`: those to listen with, by
+        address, and those for TLS and HTTP as `tls` and `http`; others are bound by the engine."""
         self.settings = settings
+        self._sockets = sockets or {}
+        self._patience = patience
         self._lock = lock
         self._executors = list(filter(is_needed, executors))
         self._clock: Clock = clock or SystemClock()
@@ -120,23 +131,27 @@ class Engine:
         rulebook = Rulebook(SafetyKernel(), settings.rules, self._clock)
         rulebook.load()
         token = make_token(settings.token_file)
-        self.store = Ledger(self._open_backend(), monotonic=self._clock.monotonic)
+        backend = open_backend(settings, self._lock, patience=self._patience)
+        self.store = Ledger(backend, monotonic=self._clock.monotonic)
         self.store.listeners.on_failure = partial(self._fail, "a listener of the store")
         try:
             await self.store.open()
             if settings.durability is not Durability.MEMORY:
                 migrate_runs(settings.data_dir, settings.durability)
             self.state = FactState(self.store)
+            blobs = self._given_blobs or open_blobs(settings)
+            if settings.store:
+                await claim_blobs(settings, self.state)
+            await migrate_files(settings.data_dir, blobs, self.state)
             parts = assemble(
                 settings,
                 self.store,
                 self.state,
-                self._open_batch_store(),
                 rulebook,
                 self._clock,
                 token,
                 self._executors,
-                self._given_blobs or open_blobs(settings),
+                blobs,
             )
             self.parts = parts
             self.bus, self.blobs, self.open_jobs = parts.bus, parts.blobs, parts.open_jobs
@@ -149,8 +164,10 @@ class Engine:
                 await self._start_worker()
             if self._listen:
                 await self._start_listening(token)
-            if settings.http:
+            if settings.http.listen:
                 await self._start_http()
+            if settings.store:
+                self._join_engines(token)
             self._is_up = True
             if (failure := self.failure) is not None:
                 raise failure
@@ -158,23 +175,6 @@ class Engine:
             await self.stop()
             raise
         log.info("engine started at %s", settings.data_dir)
-
-    def _open_backend(self) -> Backend:
-        settings = self.settings
-        if settings.durability is Durability.MEMORY:
-            return MemoryBackend()
-        return SqliteBackend(
-            settings.database,
-            durability=settings.durability,
-            max_log_lines=settings.max_log_lines,
-            lock=self._lock,
-        )
-
-    def _open_batch_store(self) -> BatchStore:
-        settings = self.settings
-        if settings.durability is Durability.MEMORY:
-            return MemoryBatchStore()
-        return FileBatchStore(settings.shelf, sync=settings.durability is Durability.DISK)
 
     async def _restore(self) -> None:
         """Take up what an earlier engine left; its own workers are gone with it."""
@@ -184,17 +184,36 @@ class Engine:
         await load_paused_pools(self.store, self.open_jobs.roster)
         for restore in parts.restores:
             await restore()
-        self.open_jobs.restore(await self.store.unfinished())
+        unfinished = await self.store.unfinished()
+        self.open_jobs.restore(unfinished)
+        parts.statistics.restore_open(unfinished)
         parts.starts.take_over((job.job_id, job.attempt) for job in self.open_jobs.held.values())
-        monotonic = self._clock.monotonic()
+        said, monotonic = self.settings.timeouts, self._clock.monotonic()
+        # The workers inside an engine that may still run end as soon as it can't own the store.
+        local = float("-inf") if self.store.is_alone else monotonic + said.lease - said.lost_grace
         for record in self.open_jobs.roster.workers.values():
-            gone = record.worker_id.startswith(LOCAL)
-            self.open_jobs.roster.set_missing(record, float("-inf") if gone else monotonic)
+            is_local = record.worker_id.startswith(LOCAL)
+            self.open_jobs.roster.set_missing(record, local if is_local else monotonic)
 
     def _run_services(self) -> None:
         self.parts.feed.subscribe(self.bus)
         for name, service in self.parts.running.items():
             self._services.append(self._supervise(name, service.run()))
+        self._services.append(self._supervise("batch worker", self._run_batches()))
+
+    async def _run_batches(self) -> None:
+        """Run batches on a worker of their own, which starts with the first of them."""
+        wanted = asyncio.Event()
+        self.store.listen(lambda strides: wanted.set(), (BATCH_TOPIC,))
+        if not any(job.request.topic == BATCH_TOPIC for job in await self.store.unfinished()):
+            await wanted.wait()
+        options = WorkerOptions(
+            worker_id=self._new_worker_id(), slots=_BATCHES, local=True, drain_timeout=0.0
+        )
+        environment = Environment(options.worker_id, self._clock, self.blobs, self.api, self.state)
+        executors = [self.parts.batch_executor]
+        worker = Worker(self.bus, self.blobs, executors, self._clock, options, None, environment)
+        await worker.run()
 
     def _supervise(self, name: str, service: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(service, name=f"penstock {name}")
@@ -219,19 +238,19 @@ class Engine:
         )
         failure.__cause__ = error
         self._failed.set_exception(failure)
-        self._failed.exception()  # whoever wants to know asks; nobody has to
+        self._failed.exception()  # retrieved, so that asyncio does not warn
         self.on_failure(failure)
         if self._is_up:
             self._stop_once()
 
     async def _start_worker(self) -> None:
-        self.worker_id = LOCAL + IdSource().next(self._clock.now())[-8:]
+        self.worker_id = self._new_worker_id()
         options = WorkerOptions(
             worker_id=self.worker_id,
             slots=self.settings.concurrency,
             local=True,
-            drain_timeout=self.settings.drain_timeout,
-            max_log_lines=self.settings.max_log_lines,
+            drain_timeout=self.settings.timeouts.drain,
+            max_log_lines=self.settings.limits.max_log_lines,
         )
         environment = Environment(self.worker_id, self._clock, self.blobs, self.api, self.state)
         worker = Worker(
@@ -244,8 +263,11 @@ class Engine:
         self._worker = self._supervise("worker", worker.run())
         await self._introduced(worker, self._worker)
 
+    def _new_worker_id(self) -> str:
+        return LOCAL + IdSource().next(self._clock.now())[-8:]
+
     async def _introduced(self, worker: Worker, running: asyncio.Task[None]) -> None:
-        """Whoever asks from now on is told what is served here."""
+        """From now on, callers see what is served here."""
         welcomed = asyncio.ensure_future(worker.welcomed.wait())
         assert self._failed is not None
         events: list[asyncio.Future[Any]] = [welcomed, running, self._failed]
@@ -254,12 +276,20 @@ class Engine:
 
     async def _start_listening(self, token: str) -> None:
         settings = self.settings
-        self._server = LinkServer(self.bus, self.api, token, self.state, self.blobs)
+        remote = Remote(settings, self.parts, self.api) if settings.link.listen else None
+        server = LinkServer(self.bus, self.api, token, self.state, self.blobs, remote)
+        self._server = server
         for text in settings.addresses:
             address = Address.parse(text)
             if address.path is not None:
                 make_private(address.path.parent)
-            self.addresses.append(await self._server.listen(address))
+            self.addresses.append(await server.listen(address, self._sockets.get(text)))
+        if remote is not None:
+            host, port = parse_host_port(settings.link.listen)
+            address = Address(host=host, port=port, tls=True)
+            address = await server.listen(address, self._sockets.get("tls"))
+            self.addresses.append(address)
+            remote.listening(address, server.recheck)
 
     async def _start_http(self) -> None:
         from penstock.api.server import AddressTaken, HttpServer
@@ -269,14 +299,34 @@ class Engine:
         while not self.url:
             self._http = HttpServer(authenticator, options, clock=self._clock, health=self._health)
             try:
-                self.url = await self._http.start()
+                self.url = await self._http.start(self._sockets.get("http"))
             except AddressTaken:
                 if not self._any_port or not options.port:
                     raise
                 options = replace(options, port=0)
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host.strip("[]"))
+        url = self.url if host is None else f"{options.scheme}://{host}:{self.url.rsplit(':')[-1]}"
+        self.parts.keys.sessions.url = url
+
+    def _join_engines(self, token: str) -> None:
+        """Be found by other engines of the same database, and accept their tokens."""
+        from penstock.adapters.postgres.engines import Engines
+        from penstock.app.standby import entry_of
+
+        entry = entry_of(
+            getattr(self.store.backend, "holder", ""),
+            links=self.addresses,
+            http=self.url,
+            token=digest_of(token),
+        )
+        said = self.settings.timeouts
+        lease = max(said.lease - said.kill_grace, 1.0)
+        engines = Engines(self.settings.store, entry, lease=lease)
+        self.parts.keys.opens = engines.opens
+        self._services.append(self._supervise("engines", engines.run()))
 
     def _health(self) -> Health:
-        from penstock.api.health import Health
+        from penstock.api.about import Health
 
         if self._failed is None or self._failed.done():
             return Health(False, ("the engine has failed or is stopping",))
@@ -299,6 +349,11 @@ class Engine:
             return None
         return failed.exception()
 
+    @property
+    def was_replaced(self) -> bool:
+        """Whether it ended because another engine owns its database now."""
+        return isinstance(getattr(self.failure, "__cause__", None), NotOwner)
+
     async def stop(self, patience: float | None = None) -> None:
         """Let running jobs finish within the drain timeout, commit their results, then stop.
 
@@ -320,6 +375,8 @@ class Engine:
     async def _stop(self) -> None:
         # Whatever fails on the way, the rest is closed as well.
         async with AsyncExitStack() as closing:
+            for bound in self._sockets.values():
+                closing.callback(bound.close)
             closing.callback(abandon, self._executors)  # after the store: nothing is recorded
             closing.callback(self._close_waiting)
             closing.push_async_callback(self.store.close)
@@ -330,7 +387,7 @@ class Engine:
                 closing.push_async_callback(_end, task)
             closing.push_async_callback(self._close_doors)
             if self.failure is not None:
-                await self._close_doors()  # nobody is to wait here any longer
+                await self._close_doors()  # end all open connections and waits
             if self._worker is not None:
                 await self._end_worker(self._worker)
                 await self._take_in_results()
@@ -339,7 +396,9 @@ class Engine:
         """A job that can't be ended is not waited for after a failure or in a hurry."""
         if self.failure is not None and self._local is not None:
             drain_timeout = self._local.options.drain_timeout
-            self._drain.give_up_after(drain_timeout + self.settings.kill_grace + _LAST_WORDS)
+            self._drain.give_up_after(
+                drain_timeout + self.settings.timeouts.kill_grace + _LAST_WORDS
+            )
         self.left_running = not await self._drain.end(running)
 
     async def _close_doors(self) -> None:
@@ -408,7 +467,7 @@ class Drain:
 
 
 def abandon(executors: Iterable[Executor]) -> None:
-    """Nobody waits any longer for jobs that still run."""
+    """Stop waiting for jobs that still run."""
     for executor in executors:
         if (give_up := getattr(executor, "abandon", None)) is not None:
             give_up()
@@ -422,21 +481,22 @@ async def _end(task: asyncio.Task[None]) -> None:
 def http_options(settings: Settings) -> HttpOptions:
     from penstock.api.options import HttpOptions
 
-    host, port = parse_host_port(settings.http)
+    host, port = parse_host_port(settings.http.listen)
     return HttpOptions(
         host=host,
         port=port,
-        certfile=settings.http_certificate,
-        keyfile=settings.http_private_key,
-        insecure=settings.http_insecure,
-        allowed_hosts=settings.http_hosts,
-        max_body=settings.http_max_body,
-        max_upload=settings.max_input,
-        max_connections=settings.http_max_connections,
-        max_streams=settings.http_max_streams,
-        rate=settings.http_rate,
-        openai_strict=settings.openai_strict,
-        image_sources=settings.image_sources,
+        certfile=settings.http.certificate,
+        keyfile=settings.http.private_key,
+        insecure=settings.http.insecure,
+        allowed_hosts=settings.http.allowed_hosts,
+        max_body=settings.http.max_body,
+        max_upload=settings.limits.max_input,
+        max_connections=settings.http.max_connections,
+        max_streams=settings.http.max_streams,
+        rate=settings.http.rate_limit,
+        access_log=settings.http.access_log,
+        openai_strict=settings.openai.strict,
+        image_sources=settings.openai.image_sources,
         models_dir=settings.model_folder,
     )
 
@@ -455,6 +515,31 @@ def make_private(folder: Path) -> None:
             f"can't write in the folder {folder}",
             hint="choose another with --data, or change its permissions",
         )
+
+
+async def claim_blobs(settings: Settings, state: SharedState) -> None:
+    """Refuse a folder of payloads that is not the one of the database's jobs.
+
+    Raises Misconfigured.
+    """
+    name = await asyncio.to_thread(_name_of_blobs, settings.blobs)
+    known = await state.read(_BLOBS)
+    if known is None:
+        await state.write(_BLOBS, name)
+    elif known != name:
+        raise Misconfigured(
+            f"{settings.blobs} is not the folder with the payloads of the jobs in this database",
+            hint="let all its engines share one folder: set storage.blobs",
+        )
+
+
+def _name_of_blobs(folder: Path) -> bytes:
+    """What its first engine has called it."""
+    make_private(folder)
+    file = folder / ".name"
+    with contextlib.suppress(FileExistsError), file.open("xb") as new:
+        new.write(secrets.token_hex(16).encode())
+    return file.read_bytes()
 
 
 def make_token(path: Path) -> str:

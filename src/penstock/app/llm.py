@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.app.client import DefaultClient
-from penstock.config import load
+from penstock.config import Settings, load
 from penstock.core.errors import JobCancelled, Misconfigured, Unavailable
 from penstock.core.job import Priority
 from penstock.workloads.function.options import SubmitOptions
@@ -133,7 +133,7 @@ def make_executor(app: Any, options: Mapping[str, Any]) -> LlmExecutor:
     models = served_models(config)
     if not models:
         raise Misconfigured(
-            "there is no model to serve", hint="get one with 'penstock models pull smollm2'"
+            "there is no model to serve", hint="get one with 'penstock model pull smollm2'"
         )
     return LlmExecutor(llama_runner(config), [model.name for model in models])
 
@@ -149,6 +149,20 @@ def llama_runner(config: ModelConfig) -> Runner:
     from penstock.adapters.llama.runner import LlamaRunner
 
     return LlamaRunner(config)
+
+
+def pipe_runner(settings: Settings) -> Runner:
+    """Answers with a split model: this process is the node that has its end model. Raises
+    Misconfigured, NotFound and InvalidRequest."""
+    from penstock.workloads.pipes.node import Node
+    from penstock.workloads.pipes.runner import PipeRunner
+    from penstock.workloads.pipes.setup import pipe_config
+
+    node = replace(settings.node, end_model=True)
+    config = pipe_config(replace(settings, node=node))
+    if config is None:
+        raise Misconfigured("no split model is named", hint="set node.model, or use --split-model")
+    return PipeRunner(Node(config))
 
 
 def llama_version() -> str:
@@ -174,8 +188,8 @@ def _embedded() -> Session:
     from penstock.workloads.llm.config import ALL
 
     settings = load()
-    if not settings.models and not settings.pipe_end_model:
-        settings = replace(settings, models=(ALL,))
+    if not settings.models.serve and not settings.node.end_model:
+        settings = settings.changed(models__serve=(ALL,))
     return App().run(settings=settings)
 
 

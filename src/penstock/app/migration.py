@@ -1,4 +1,4 @@
-"""Moves the pipeline runs of an older data directory to rows of their jobs.
+"""Moves what an older data directory has beside its jobs: pipeline runs, and files for batches.
 
 Earlier versions kept runs in a database of their own, `pipelines.db`. An engine that finds one
 copies every run whose job is in `penstock.db` to rows of that job, and breakers, definitions and
@@ -7,11 +7,16 @@ what pipelines remember to shared values. Then it renames the file.
 It can be killed at any point: the next start goes on. A run's own row is written after its
 stages and items, so a run that has one is complete, and is not touched again. Shared values that
 are there already are newer, and are kept.
+
+Files of the OpenAI API were in a folder of their own, `openai/`. They become blobs with a shared
+value each, and the folder is deleted. Its records of batches are not moved: a batch is a job now.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -25,14 +30,17 @@ from msgspec.structs import replace
 from penstock.adapters.files.blobs import sync_folder
 from penstock.adapters.sqlite import schema as job_schema
 from penstock.adapters.sqlite.database import Schema, check_version, storage_errors
-from penstock.adapters.sqlite.rows import Row, step_row
 from penstock.control.shared_state import PREFIX
-from penstock.core.errors import StoreFailed
+from penstock.core.errors import PenstockError, StoreFailed
 from penstock.core.ledger import Step
 from penstock.core.pointer import decode_data, encode_data
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
+from penstock.ports.blobs import Blobs, keep_artifact
 from penstock.ports.process import failpoint
+from penstock.ports.rows import Row, step_row
+from penstock.ports.shared_state import SharedState
 from penstock.ports.store import Durability
+from penstock.workloads.llm.batches import FileRecords, StoredFile, read_batch
 from penstock.workloads.pipeline.breakers import PREFIX as BREAKER
 from penstock.workloads.pipeline.context import memory_name
 from penstock.workloads.pipeline.records import (
@@ -59,6 +67,7 @@ from penstock.workloads.pipeline.service import DECLARED
 
 log = logging.getLogger(__name__)
 
+OLD_FILES = "openai"
 OLD_RUNS = "pipelines.db"
 OLD_SCHEMA = Schema(0x50454E50, lambda: [""])
 """Its mark, and that it has one version only."""
@@ -336,3 +345,37 @@ def _report(stage: StageRecord) -> ItemReport:
         else:
             report.added[name] = value
     return report
+
+
+# -- files for batches ------------------------------------------------------------------------
+
+
+class _OldFile(Struct, frozen=True):
+    file: StoredFile
+    content: str
+
+
+async def migrate_files(data_dir: Path, blobs: Blobs, state: SharedState) -> None:
+    """Make the files of `openai/` blobs; killed at any point, the next start does it again."""
+    folder, files = data_dir / OLD_FILES, FileRecords(state)
+    if not folder.is_dir():
+        return
+    for path in sorted((folder / "files").glob("[!.]*.json")):
+        try:
+            old = msgspec.json.decode(path.read_bytes(), type=_OldFile)
+            source = folder / "content" / Path(old.content).name
+            left = await keep_artifact(blobs, "file", source, "application/jsonl")
+        except (msgspec.DecodeError, PenstockError) as error:
+            raise StoreFailed(
+                f"the record {path} is damaged: {error}",
+                hint="restore it from a backup, or move it away to do without it",
+            ) from error
+        await files.put(replace(old.file, bytes=left.size, pointer=left.pointer))
+    for path in sorted((folder / "batches").glob("[!.]*.json")):
+        if not read_batch(path.read_bytes()).has_ended:
+            log.warning(
+                "%s was begun by an earlier version and does not go on: its lines are the jobs of"
+                " the workflow of that name; create it again from its input file",
+                path.stem,
+            )
+    await asyncio.to_thread(shutil.rmtree, folder)

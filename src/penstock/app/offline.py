@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
-from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.app.migration import OLD_RUNS, is_unmigrated
-from penstock.app.parts import open_blobs
+from penstock.app.parts import open_backend, open_blobs
 from penstock.config import Settings
 from penstock.control.ledger import Ledger
 from penstock.control.shared_state import FactState
@@ -36,7 +35,7 @@ from penstock.workloads.pipeline.service import RunReader
 @asynccontextmanager
 async def offline(settings: Settings) -> AsyncIterator[OfflineEngineApi]:
     """Read the folder of an engine that is not running."""
-    reader = Ledger(SqliteBackend(settings.database), own=False)
+    reader = Ledger(open_backend(settings, own=False), own=False)
     try:
         await reader.open()
         yield OfflineEngineApi(settings, reader)
@@ -51,7 +50,7 @@ class OfflineEngineApi:
         self._settings, self._reader = settings, reader
         closed: Any = _Closed(self._refuse)
         self.approvals = self.policy = self.schedules = self.limits = closed
-        self.keys = self.audit = self.batches = closed
+        self.keys = self.credentials = self.audit = self.batches = closed
         self.pipelines: Any = OfflinePipelines(settings, reader, self._refuse)
         if is_unmigrated(settings.data_dir):
             self.pipelines = _Closed(self._refuse_unmigrated)
@@ -127,7 +126,9 @@ class OfflineEngineApi:
         )
 
     submit = cancel = retry = topics = workers = pipes = pools = status = prune = put_blob = _refuse
+    describe_topics = _refuse
     cancel_many = retry_many = pause_pool = resume_pool = events = wait_many = _refuse
+    worker = pool = drain_worker = stream = count = counts = timeline = _refuse
 
 
 class OfflinePipelines:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from penstock import __version__
 from penstock.adapters.files.blobs import FileBlobs
 from penstock.adapters.files.start_log import FileStartLogs
+from penstock.adapters.memory.store import MemoryBackend
+from penstock.adapters.sqlite.database import WriterLock
+from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.api.openai.batch_format import OpenAiBatchFormat
 from penstock.config import Settings, UnknownTopics
 from penstock.control.checkpoints import CheckpointService
+from penstock.control.credentials import CredentialRegistry
 from penstock.control.engine_api import Services
 from penstock.control.feed import Feed, JournalHub
 from penstock.control.gateway import Gateway
 from penstock.control.guard import KeyRegistry
+from penstock.control.inbox import InboxService
 from penstock.control.ledger import Ledger
 from penstock.control.open_jobs import OpenJobs
 from penstock.control.policy import Rulebook
@@ -27,6 +32,8 @@ from penstock.control.pruner import Pruner
 from penstock.control.reconciler import Reconciler
 from penstock.control.scheduler import Scheduler
 from penstock.control.schedules import ScheduleRunner
+from penstock.control.statistics import Statistics
+from penstock.control.stream import EventStream
 from penstock.control.workers import Pool, Roster
 from penstock.core.job import IdSource, Timeouts
 from penstock.ports.blobs import Blobs
@@ -35,9 +42,11 @@ from penstock.ports.clock import Clock
 from penstock.ports.engine_api import OWNER, EngineStatus
 from penstock.ports.executor import Executor
 from penstock.ports.shared_state import SharedState
-from penstock.workloads.llm.batch_run import BatchDependencies
-from penstock.workloads.llm.batch_service import BatchApi, BatchService, PendingUploads
-from penstock.workloads.llm.batches import BatchStore
+from penstock.ports.store import Backend, Durability
+from penstock.workloads.container.job import TOPIC as CONTAINERS
+from penstock.workloads.container.protocol.body import pointers_in
+from penstock.workloads.llm.batch_executor import BatchExecutor, BatchOptions
+from penstock.workloads.llm.batch_service import BatchApi, BatchService
 from penstock.workloads.llm.values import MODEL_TOPICS
 from penstock.workloads.pipeline.executor import PipelineExecutor
 from penstock.workloads.pipeline.records import TOPIC as PIPELINE_TOPICS
@@ -60,13 +69,13 @@ class Parts(Services):
     running: Mapping[str, Service]
     restores: Sequence[Callable[[], Awaitable[None]]]
     """What takes up what an earlier engine left, in this order."""
+    batch_executor: BatchExecutor
 
 
 def assemble(
     settings: Settings,
     store: Ledger,
     shared: SharedState,
-    batch_store: BatchStore,
     rulebook: Rulebook,
     clock: Clock,
     token: str,
@@ -75,7 +84,7 @@ def assemble(
 ) -> Parts:
     """Make them, and let them hear of every commit. Nothing runs yet."""
     ids = IdSource()
-    kernel, timeouts = rulebook.kernel, msgspec.convert(settings, Timeouts, from_attributes=True)
+    kernel, timeouts = rulebook.kernel, timeouts_of(settings)
     bus = MemoryBus()
     pools = {
         name: Pool(name, pool.topics, pool.capacity, pool.labels)
@@ -83,9 +92,11 @@ def assemble(
     }
     open_jobs = OpenJobs(Roster(pools), clock.now)
     feed, hub = Feed(store, open_jobs.held.__contains__), JournalHub(store, clock)
-    for listener in (open_jobs.observe, feed.hear, hub.hear):
+    statistics = Statistics(store, clock)
+    for listener in (open_jobs.observe, feed.hear, hub.hear, statistics.hear):
         store.listen(listener)
-    starts = FileStartLogs(settings.starts)
+    # Another engine of the same database could not read what workers began on this machine.
+    starts = FileStartLogs(None if settings.store else settings.starts)
     scheduler = Scheduler(store, bus, open_jobs, kernel, clock, timeouts, starts=starts, ids=ids)
     rulebook.on_change = scheduler.rejudge
     reconciler = Reconciler(
@@ -101,17 +112,24 @@ def assemble(
         ids=ids,
     )
     checkpoints = CheckpointService(
-        store, bus, clock, max_rows=settings.max_steps, max_bytes=settings.max_step_bytes
+        store,
+        bus,
+        clock,
+        max_rows=settings.limits.max_checkpoint_rows,
+        max_bytes=settings.limits.max_checkpoint_bytes,
     )
+    batch_executor = BatchExecutor(_batch_options(settings, open_jobs))
+    checks = {topic: one.check for one in (*executors, batch_executor) for topic in one.topics}
+    open_jobs.learn(batch_executor.topics, batch_executor.topic_defaults)
     gateway = Gateway(
         store,
         blobs,
         open_jobs,
         clock,
-        checks={topic: one.check for one in executors for topic in one.topics},
+        checks=checks,
         refuse_unknown=settings.unknown_topics is UnknownTopics.REFUSE,
-        max_input=settings.max_input,
-        max_waiting=settings.max_waiting,
+        max_input=settings.limits.max_input,
+        max_waiting=settings.limits.max_waiting,
         ids=ids,
     )
     pipelines = PipelineService(
@@ -124,22 +142,27 @@ def assemble(
         ids=ids,
     )
     store.listen(pipelines.hear, (PIPELINE_TOPICS,))
-    uploading = PendingUploads(settings.max_file, clock)
     batches = BatchService(
-        _batch_dependencies(settings, batch_store, blobs, gateway, clock), uploading, ids=ids
+        gateway, shared, batch_executor, max_file=settings.openai.max_file, ids=ids
     )
-    store.listen(batches.hear, MODEL_TOPICS)
     schedules = ScheduleRunner(store, partial(gateway.submit, by=OWNER.principal), clock)
     pruner = Pruner(
         store,
         blobs,
         clock,
-        retention=settings.retention or None,
-        needed=schedules.pointers,
+        retention=settings.storage.retention or None,
+        future=schedules.requests,
         awaited=open_jobs.awaited,
+        named={CONTAINERS: pointers_in},
         records=(batches,),
     )
-    keys = KeyRegistry(store, clock, token)
+    inbox: dict[str, Service] = {}
+    if settings.store:
+        from penstock.adapters.postgres.inbox import PostgresInbox
+
+        taken = PostgresInbox(settings.store)
+        inbox = {"inbox": InboxService(taken, gateway, blobs, clock)}
+    keys, credentials = KeyRegistry(store, clock, token), CredentialRegistry(store, clock)
     return Parts(
         store=store,
         blobs=blobs,
@@ -147,13 +170,16 @@ def assemble(
         gateway=gateway,
         feed=feed,
         hub=hub,
+        stream=EventStream(store, hub, feed, open_jobs, clock),
+        statistics=statistics,
         pruner=pruner,
         rulebook=rulebook,
         schedules=schedules,
         nudge=scheduler.nudge,
         keys=keys,
+        credentials=credentials,
         pipelines=lambda guard: PipelineApi(pipelines, guard, feed),
-        batches=lambda guard: BatchApi(batches, uploading, guard),
+        batches=lambda guard: BatchApi(batches, guard),
         clock=clock,
         about=_about(settings, kernel.rules.snapshot, clock),
         bus=bus,
@@ -169,36 +195,89 @@ def assemble(
             "schedules": schedules,
             "pipelines": pipelines,
             "batches": batches,
+            "statistics": statistics,
+            **inbox,
         },
-        restores=(keys.load, schedules.restore, pipelines.restore, batches.restore),
+        restores=(
+            keys.load,
+            credentials.load,
+            schedules.restore,
+            pipelines.restore,
+            statistics.restore,
+        ),
+        batch_executor=batch_executor,
+    )
+
+
+def open_backend(
+    settings: Settings,
+    lock: WriterLock | None = None,
+    *,
+    own: bool = True,
+    patience: float | None = None,
+) -> Backend:
+    """Where the jobs of these settings are kept. `lock` is the data directory's, if it is held;
+    `patience` the seconds to wait for another engine of the same database to end."""
+    if settings.store:
+        from penstock.adapters.postgres.store import LEASE, PostgresBackend
+
+        return PostgresBackend(
+            settings.store,
+            durability=settings.durability,
+            max_log_lines=settings.limits.max_log_lines,
+            patience=2 * LEASE if patience is None else patience,
+            # Socket, token and start logs are in the data directory, which one engine may use.
+            instance=_instance(settings.data_dir),
+            lock=lock or (WriterLock(settings.lock_file) if own else None),
+        )
+    if settings.durability is Durability.MEMORY:
+        return MemoryBackend()
+    return SqliteBackend(
+        settings.database,
+        durability=settings.durability,
+        max_log_lines=settings.limits.max_log_lines,
+        lock=lock,
+    )
+
+
+def _instance(data_dir: Path) -> str:
+    """A name for this very folder of this running machine, under whatever path."""
+    found = os.stat(data_dir)
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    machine = boot.read_text().strip() if boot.exists() else socket.gethostname()
+    return f"{machine}:{found.st_dev}:{found.st_ino}"
+
+
+def timeouts_of(settings: Settings) -> Timeouts:
+    said = settings.timeouts
+    return Timeouts(
+        timeout=said.run,
+        dispatch_timeout=said.dispatch,
+        lease=said.lease,
+        lost_grace=said.lost_grace,
+        kill_grace=said.kill_grace,
+        max_attempts=settings.limits.max_attempts,
     )
 
 
 def open_blobs(settings: Settings) -> FileBlobs:
     return FileBlobs(
         settings.blobs,
-        inline_limit=settings.inline_limit,
-        max_size=max(settings.max_input, settings.max_result),
-        max_artifact=settings.max_artifact,
+        inline_limit=settings.storage.inline_limit,
+        max_size=max(settings.limits.max_input, settings.limits.max_result),
+        max_artifact=settings.limits.max_artifact,
         sources=settings.allowed_sources,
     )
 
 
-def _batch_dependencies(
-    settings: Settings, batch_store: BatchStore, blobs: Blobs, gateway: Gateway, clock: Clock
-) -> BatchDependencies:
+def _batch_options(settings: Settings, open_jobs: OpenJobs) -> BatchOptions:
     refuses = settings.unknown_topics is UnknownTopics.REFUSE
-    return BatchDependencies(
-        batch_store=batch_store,
-        store=gateway.store,
-        blobs=blobs,
-        gateway=gateway,
-        batch_format=OpenAiBatchFormat(partial(_topic_for, gateway.open_jobs)),
-        clock=clock,
-        knows=lambda topic: not refuses or gateway.open_jobs.knows(topic),
-        room=settings.batch_jobs,
-        longest=settings.max_input,
-        grace=settings.lease,
+    return BatchOptions(
+        batch_format=OpenAiBatchFormat(partial(_topic_for, open_jobs)),
+        knows=lambda topic: not refuses or open_jobs.knows(topic),
+        room=settings.openai.max_batch_jobs,
+        longest=settings.limits.max_input,
+        grace=settings.timeouts.lease,
     )
 
 

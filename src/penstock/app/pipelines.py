@@ -109,7 +109,7 @@ class PipelineJobManager:
     """
 
     def __init__(self, data: str | Path, pipelines: Iterable[Definition], **settings: Any) -> None:
-        """`data` is the engine's folder. Settings are given by name; `drain_timeout` is how long
+        """`data` is the engine's folder. Settings are given by name; `timeouts__drain` is how long
         leaving waits for runs to end, 0 if not given."""
         from penstock.app.application import App
 
@@ -117,7 +117,7 @@ class PipelineJobManager:
             raise Misconfigured(f"{data} is a file", hint="name the folder to keep runs in")
         self._app = App()
         self._app.add(*pipelines)
-        self._session = self._app.run(data, **{"drain_timeout": 0.0, **settings})
+        self._session = self._app.run(data, **{"timeouts__drain": 0.0, **settings})
         self._engine: EngineApi | None = None
 
     async def __aenter__(self) -> Self:

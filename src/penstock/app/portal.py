@@ -48,7 +48,7 @@ class Portal:
         return self._pid != os.getpid()
 
     def check_process(self) -> None:
-        """Raises EngineUnavailable in a forked child: nobody would ever answer."""
+        """Raises EngineUnavailable in a forked child: there is no loop to answer."""
         if self.is_forked:
             raise EngineUnavailable(
                 f"this client was made in another process ({self._pid}), which forked this one "
@@ -132,7 +132,7 @@ class Portal:
             task.cancel()
 
     def _start(self) -> None:
-        self._woken = False  # before looking: who comes later wakes the loop again
+        self._woken = False  # before looking: a later caller wakes the loop again
         while self._coming:
             call = self._coming.popleft()
             if self._failure is not None:
@@ -147,8 +147,8 @@ class Portal:
                 call.future.add_done_callback(partial(self._end, call))
 
     def _abandon(self, call: _Call[Any]) -> None:
-        """Cancel work that nobody waits for any longer."""
-        self._start()  # perhaps the loop was not told of it
+        """Cancel work whose caller is gone."""
+        self._start()  # perhaps the loop was not woken
         if call in self._running:
             call.future.add_done_callback(_retrieve)
             call.future.cancel()
@@ -211,7 +211,7 @@ class _Call(Generic[T]):
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Else asyncio complains of an exception that nobody has read."""
+    """Retrieve the exception, so that asyncio does not warn."""
     if not future.cancelled():
         future.exception()
 

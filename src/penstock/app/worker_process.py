@@ -22,11 +22,13 @@ from penstock.adapters.link.address import Address
 from penstock.adapters.link.blocking import Pulse
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.proxy import RemoteBlobs, remote_api, remote_state
+from penstock.adapters.link.secure import Security
 from penstock.adapters.sqlite.database import WriterLock
 from penstock.app.application import App, make_executors
 from penstock.app.client import Client
 from penstock.app.engine import Drain, Engine, abandon
 from penstock.app.portal import Portal
+from penstock.app.remote import RemoteWorker
 from penstock.config import Settings
 from penstock.core.errors import Misconfigured, PenstockError
 from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
@@ -54,21 +56,25 @@ class WorkerProcess:
         drain_timeout: float = 30.0,
         bind: bool = True,
         make: Callable[[App, Settings], Sequence[Executor]] = make_executors,
+        remote: RemoteWorker | None = None,
     ) -> None:
         """`bind`: let the application's functions submit through this worker's connection.
+        `remote`: how it gets to an engine on another machine.
         `make` gives the executors, if they are not to be those of the settings alone."""
         self._make = make
         self._app, self._address, self._settings, self._token = app, address, settings, token
         self._worker: Worker | None = None
         self._made = asyncio.Event()
-        self._bind = bind
+        self._bind, self._remote = bind, remote
+        self.left_running = False
+        """Whether it ended although a job still ran."""
         self.options = WorkerOptions(
             worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
             pool=pool,
             slots=settings.concurrency,
             labels=labels or {},
             drain_timeout=drain_timeout,
-            max_log_lines=settings.max_log_lines,
+            max_log_lines=settings.limits.max_log_lines,
         )
 
     def _last_word(self, link: int) -> tuple[str, AnyMessage]:
@@ -95,15 +101,22 @@ class WorkerProcess:
         options, settings, executors = self.options, self._settings, self.executors
         if not executors:
             raise Misconfigured("the application has no jobs, so a worker has nothing to serve")
+        security = None if self._remote is None else await self._remote.enter()
         # What its jobs ask for while the engine is away waits; their own time limits end it.
-        link = Link(self._address, token=self._token, will=self._last_word, reconnect_timeout=None)
+        link = Link(
+            self._address,
+            token=self._token,
+            will=self._last_word,
+            reconnect_timeout=None,
+            security=security,
+        )
         api = remote_api(link)
-        max_size = max(settings.max_input, settings.max_result)
+        max_size = max(settings.limits.max_input, settings.limits.max_result)
         blobs = RemoteBlobs(
             link,
-            inline_limit=settings.inline_limit,
+            inline_limit=settings.storage.inline_limit,
             max_size=max_size,
-            max_artifact=settings.max_artifact,
+            max_artifact=settings.limits.max_artifact,
         )
         # An engine behind a Unix socket is on this machine, and can read our start log.
         make_log = FileStartLog if self._address.path is not None else None
@@ -116,18 +129,27 @@ class WorkerProcess:
         if self._bind:
             self._app.bind(Client(api, portal, self._app.functions))
         pulse = Pulse(
-            self._address, options.worker_id, token=self._token, interval=settings.lease / 5
+            self._address,
+            options.worker_id,
+            token=self._token,
+            interval=settings.timeouts.lease / 5,
+            security=security,
         )
         await link.connect()
-        keeping = asyncio.create_task(link.keep())
+        keeping = asyncio.create_task(self._keep(link, security))
         pulse.start()
         working = asyncio.create_task(worker.run())
         link.on_connect = lambda: worker.announce(link.number)
+        drain = Drain()
         try:
+            await asyncio.wait((working, keeping), return_when=asyncio.FIRST_COMPLETED)
+            if keeping.done():  # the engine does not let it in any more: others have its jobs
+                worker.hurry()
+                drain.give_up_after(settings.timeouts.kill_grace + _LAST_WORDS)
+                keeping.result()
             await working
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            self.left_running = not await drain.end(working)
             with suppress(TimeoutError, PenstockError):
                 async with asyncio.timeout(_LAST_WORDS):
                     await link.ready()  # else its last results would not leave
@@ -137,6 +159,18 @@ class WorkerProcess:
             await link.close()
             if self._bind:
                 self._app.bind(None)
+
+    async def _keep(self, link: Link, security: Security | None) -> None:
+        identity = None if self._remote is None else self._remote.identity
+        if identity is None or security is None:
+            await link.keep()
+            return
+        renewing = asyncio.create_task(identity.keep_valid(link, security))
+        try:
+            await link.keep()
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
 
 
 # -- several processes over one data folder ------------------------------------------
@@ -161,7 +195,7 @@ class Membership:
             Address(path=settings.socket),
             settings,
             worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}",
-            drain_timeout=settings.drain_timeout,
+            drain_timeout=settings.timeouts.drain,
             bind=False,
         )
         self._engine: Engine | None = None
@@ -189,7 +223,7 @@ class Membership:
             self._working.result()
 
     async def _stand_by(self) -> None:
-        """Start the engine whenever nobody has it."""
+        """Start the engine whenever no other process runs it."""
         while True:
             await asyncio.sleep(_LOOK)
             try:

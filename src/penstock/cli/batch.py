@@ -10,15 +10,16 @@ from pathlib import Path
 import click
 import msgspec
 
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.exits import Exit
+from penstock.cli.formats import Whole, moment
 from penstock.cli.groups import Commands
-from penstock.cli.paper import Listing, emit, facts, print_json
-from penstock.cli.parameters import as_json, limited
-from penstock.cli.place import Place, ask_engine, placed
-from penstock.cli.terminal import echo
-from penstock.cli.words import moment
-from penstock.core.errors import InvalidRequest, NotFound
+from penstock.cli.options import as_json, limited, listed, shown, started, wait_timeout
+from penstock.cli.output import Form, Row, echo, facts, print_done, print_list, print_one, styled
+from penstock.cli.service import cancelling
+from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
 from penstock.ports.engine_api import EngineApi
-from penstock.workloads.llm.batches import Batch, BatchStoreQuery
+from penstock.workloads.llm.batches import Batch, FileUpload, PageQuery
 
 _PART = 1 << 20
 _LOOK = 0.5
@@ -34,40 +35,59 @@ def batch() -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--endpoint", help="As /v1/chat/completions; by default that of the first line.")
 @click.option("--tenant", default="default", help="Its tenant.")
-@click.option("--wait", is_flag=True, help="Wait for its end.")
+@started(False)
+@wait_timeout
 @as_json
-@placed
-@click.pass_obj
+@on_engine
 def submit(
-    place: Place, file: Path, endpoint: str | None, tenant: str, wait: bool, json: bool
-) -> None:
+    engine: EngineRef,
+    file: Path,
+    endpoint: str | None,
+    tenant: str,
+    wait: bool,
+    wait_timeout: float | None,
+    json: bool,
+) -> int:
     """Submit a file of requests, one JSON object on each line.
 
     A line has custom_id, method (POST), url (the endpoint) and body, as in OpenAI's batch files.
+    With --wait, Ctrl-C cancels the batch.
     """
     wanted = endpoint or _endpoint(file)
 
     async def make(api: EngineApi) -> Batch:
-        upload = await api.batches.begin_upload()
+        upload = FileUpload(api.batches)
         try:
             with file.open("rb") as source:
                 while part := await asyncio.to_thread(source.read, _PART):
-                    await api.batches.write_upload(upload, part)
-            kept = await api.batches.keep_upload(upload, file.name, "batch", tenant=tenant)
+                    await upload.write(part)
+            kept = await upload.keep(file.name, tenant=tenant)
         except BaseException:
-            await api.batches.drop_upload(upload)
+            await upload.drop()
             raise
-        made = await api.batches.create(kept.id, wanted)
-        while wait and not made.has_ended:
-            await asyncio.sleep(_LOOK)
-            made = await api.batches.get(made.id)
-        return made
+        return await api.batches.create(kept.id, wanted)
 
-    made = ask_engine(place, make)
-    print_json(msgspec.to_builtins(made)) if json else echo(f"{made.id} {made.status}")
+    async def make_and_wait(api: EngineApi) -> tuple[Batch, bool]:
+        made = await make(api)
+        end = None if wait_timeout is None else time.monotonic() + wait_timeout
+        if not wait and end is None:
+            return made, False
+        async with cancelling(lambda _: api.batches.cancel(made.id)) as interrupted:
+            while not made.has_ended:
+                if end is not None and time.monotonic() > end:
+                    raise WaitTimedOut(f"the batch {made.id} is still {made.status}")
+                await asyncio.sleep(_LOOK)
+                made = await api.batches.get(made.id)
+        return made, bool(interrupted)
+
+    made, interrupted = engine.ask(make_and_wait)
+    print_done(json, made, f"{made.id} {made.status}")
+    if interrupted:
+        return Exit.INTERRUPTED
     if made.status == "failed":
         _complain(made)
-        sys.exit(1)
+        return Exit.FAILED
+    return Exit.OK
 
 
 def _endpoint(file: Path) -> str:
@@ -84,44 +104,40 @@ def _endpoint(file: Path) -> str:
 
 @batch.command("list")
 @limited(20, most=1000)
-@as_json
-@placed
-@click.pass_obj
-def list_batches(place: Place, limit: int, json: bool) -> None:
+@listed
+@on_engine
+def list_batches(engine: EngineRef, limit: int, form: Form) -> None:
     """List batches, the newest first."""
-    found = ask_engine(place, lambda api: api.batches.list(BatchStoreQuery(limit=limit)))
-    if json:
-        print_json(msgspec.to_builtins(found))
-    elif not found:
-        echo("no batches; submit one with 'penstock batch submit FILE'", err=True)
-    else:
-        emit(_listing(found, time.time()))
-
-
-def _listing(found: list[Batch], now: float) -> Listing:
-    columns = ("BATCH", "STATUS", "ENDPOINT", "LINES", "DONE", "FAILED", "CREATED")
-    listing = Listing(
-        *columns, flexible=("ENDPOINT",), right=("LINES", "DONE", "FAILED", "CREATED")
+    now = time.time()
+    print_list(
+        form,
+        engine.ask(lambda api: api.batches.list(PageQuery(limit=limit))),
+        lambda one: _row(one, now),
+        name=lambda one: one.id,
+        empty="no batches; submit one with 'penstock batch submit FILE'",
     )
-    for one in found:
-        counts = one.request_counts
-        numbers = (counts.total, counts.completed, counts.failed)
-        created = moment(one.created_at, now)
-        listing.add(one.id, one.status.value, one.endpoint, *map(str, numbers), created)
-    return listing
+
+
+def _row(one: Batch, now: float) -> Row:
+    counts = one.request_counts
+    return {
+        "BATCH": Whole(one.id),
+        "STATUS": styled(one.status),
+        "ENDPOINT": one.endpoint,
+        "LINES": counts.total,
+        "DONE": counts.completed,
+        "FAILED": counts.failed,
+        "CREATED": moment(one.created_at, now),
+    }
 
 
 @batch.command()
 @click.argument("batch_id", metavar="BATCH")
-@as_json
-@placed
-@click.pass_obj
-def show(place: Place, batch_id: str, json: bool) -> None:
+@shown
+@on_engine
+def show(engine: EngineRef, batch_id: str, form: Form) -> None:
     """Show one batch, and what is wrong with its lines."""
-    found = ask_engine(place, lambda api: api.batches.get(batch_id))
-    if json:
-        print_json(msgspec.to_builtins(found))
-        return
+    found = engine.ask(lambda api: api.batches.get(batch_id))
     counts, now = found.request_counts, time.time()
     pairs = [
         ("status", found.status.value),
@@ -133,8 +149,9 @@ def show(place: Place, batch_id: str, json: bool) -> None:
         ("output", found.output_file_id or ""),
         ("errors", found.error_file_id or ""),
     ]
-    emit(found.id, facts(pairs))
-    _complain(found)
+    print_one(form, found, found.id, lambda: [found.id, facts(pairs)])
+    if form is not Form.JSON:
+        _complain(found)
 
 
 def _complain(found: Batch) -> None:
@@ -146,20 +163,18 @@ def _complain(found: Batch) -> None:
 @batch.command()
 @click.argument("batch_id", metavar="BATCH")
 @as_json
-@placed
-@click.pass_obj
-def cancel(place: Place, batch_id: str, json: bool) -> None:
+@on_engine
+def cancel(engine: EngineRef, batch_id: str, json: bool) -> None:
     """Cancel a batch; what was answered stays in its files."""
-    found = ask_engine(place, lambda api: api.batches.cancel(batch_id))
-    print_json(msgspec.to_builtins(found)) if json else echo(f"{found.id} {found.status}")
+    found = engine.ask(lambda api: api.batches.cancel(batch_id))
+    print_done(json, found, f"{found.id} {found.status}")
 
 
 @batch.command()
 @click.argument("batch_id", metavar="BATCH")
 @click.option("--errors", is_flag=True, help="The lines that failed, instead of the answers.")
-@placed
-@click.pass_obj
-def output(place: Place, batch_id: str, errors: bool) -> None:
+@on_engine
+def result(engine: EngineRef, batch_id: str, errors: bool) -> None:
     """Print the answers of a batch, one JSON object on each line."""
 
     async def read(api: EngineApi) -> None:
@@ -174,4 +189,4 @@ def output(place: Place, batch_id: str, errors: bool) -> None:
             sys.stdout.buffer.write(part)
             start += _PART
 
-    ask_engine(place, read)
+    engine.ask(read)

@@ -2,61 +2,68 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
-from contextlib import AsyncExitStack, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from penstock.cli.answers import Patience, chat_of, engine_for, piped_text
-from penstock.cli.llm import told
-from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, placed
-from penstock.cli.place import run as run_async
-from penstock.cli.spool_options import asked, is_piped, options_of, read_asked
-from penstock.workloads.llm.values import Message
+from penstock.app.llm import unless_paused
+from penstock.cli.ask import Answer, ask_once, chat_of, engine_for, piped_text, stats_of
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import run as run_async
+from penstock.cli.exits import Exit
+from penstock.cli.generation import explained, generation_options, is_piped, options_of, read_given
+from penstock.cli.groups import nearest
+from penstock.cli.live import Spinner
+from penstock.cli.options import as_json
+from penstock.cli.output import echo
+from penstock.core.errors import JobCancelled, JobEnded, PenstockError
+from penstock.workloads.llm.values import LlmCode, LlmResult, Message, model_of
 from penstock.workloads.spool.config import SpoolOptions
 
 if TYPE_CHECKING:
-    from penstock.app.client import Client
+    from penstock.app.client import Client, JobHandle
 
 
 @click.command()
-@asked
-@click.option("--stats", is_flag=True, help="Tell how many tokens each answer took, and how fast.")
+@generation_options
+@click.option("--stats", is_flag=True, help="Print how many tokens each answer took, and how fast.")
 @as_json
-@placed
-@click.pass_obj
-def chat(place: Place, /, stats: bool, json: bool, **said: Any) -> int:
-    """Talk with a language model.
+@on_engine
+def chat(engine: EngineRef, /, stats: bool, json: bool, **said: Any) -> int:
+    """Chat with a language model.
 
-    Each answer is a job of the engine that runs; if none does that serves a model, it runs in
-    this process. Ctrl-C ends an answer, and not the conversation; Ctrl-D or /exit ends that, and
-    /help tells the rest. Text that is piped in is one turn: its answer is printed.
+    Each answer is a job of the running engine; if none runs that serves a model, it runs in this
+    process. Ctrl-C ends an answer, not the conversation; Ctrl-D or /exit ends that, and /help
+    lists the rest. Text that is piped in is one turn: its answer is printed.
     """
-    options = options_of(read_asked(said))
-    with told():
+    options = options_of(read_given(said))
+    with explained():
         if is_piped():
-            return _once(place, options, stats, json)
+            return _once(engine, options, stats, json)
         if json or not sys.stdin.isatty():
             raise click.UsageError("there is nothing to answer: give a text on standard input")
-        return _talk(place, options, stats)
+        return _talk(engine, options, stats)
 
 
-def _once(place: Place, options: SpoolOptions, stats: bool, json: bool) -> int:
-    from penstock.cli.ask import ask_once
-
+def _once(engine: EngineRef, options: SpoolOptions, stats: bool, json: bool) -> int:
     text = piped_text()
     if not text.strip():
         raise click.UsageError("there is nothing to answer: standard input is empty")
     request = chat_of([Message(role="user", content=text)], options)
-    return run_async(ask_once(place, request, options.model, None, stats, json))
+    return run_async(ask_once(engine, request, options.model, None, stats, json))
 
 
-def _talk(place: Place, options: SpoolOptions, stats: bool) -> int:
-    from penstock.cli.chat_talk import Talk
-
-    with Partner(place, options.model) as partner:
+def _talk(engine: EngineRef, options: SpoolOptions, stats: bool) -> int:
+    with Partner(engine, options.model) as partner:
         return Talk(partner, options, stats=stats).run()
 
 
@@ -64,10 +71,10 @@ class Partner:
     """The engine that answers. Its loop has a thread of its own, so that it goes on while
     somebody types."""
 
-    def __init__(self, place: Place, wanted: str) -> None:
+    def __init__(self, engine: EngineRef, wanted: str) -> None:
         from penstock.app.portal import LoopThread
 
-        self._place, self._wanted = place, wanted
+        self._engine, self._wanted = engine, wanted
         self._opened = AsyncExitStack()
         self._client: Client | None = None
         self.portal = LoopThread("penstock")
@@ -75,7 +82,7 @@ class Partner:
 
     def __enter__(self) -> Partner:
         try:
-            with Patience("looking for a model"):
+            with Spinner("looking for a model"):
                 self.client()
         except BaseException:
             self.__exit__()
@@ -88,13 +95,213 @@ class Partner:
         return self._client
 
     async def _open(self) -> Client:
-        from penstock.workloads.llm.answers import topic_for
-
-        client, is_own = await engine_for(self._place, self._wanted, self._opened)
-        self.topic = topic_for(await client.atopics(), "" if is_own else self._wanted)
+        opened = engine_for(self._engine, self._wanted)
+        client, self.topic, _ = await self._opened.enter_async_context(opened)
         return client
 
     def __exit__(self, *error: object) -> None:
         with suppress(KeyboardInterrupt):
             self.portal.run(self._opened.aclose())
             self.portal.close()
+
+
+# -- the turns of a conversation ---------------------------------------------------
+
+_PROMPT = "> "
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_HELP = """\
+  /clear      forget what was said, and begin anew
+  /save FILE  write the conversation to a file, as the input of a job
+  /exit       end it, as Ctrl-D does
+  Ctrl-C      end an answer; what of it was said stays
+A line that begins with // is said with one of them."""
+
+
+class Talk:
+    """Asks and answers in turn, until somebody has had enough."""
+
+    def __init__(self, partner: Partner, options: SpoolOptions, *, stats: bool) -> None:
+        self._partner, self._options, self._stats = partner, options, stats
+        self._messages: list[Message] = []
+        self._commands: Mapping[str, Callable[[str], None]] = {
+            "/clear": self._clear,
+            "/help": self._help,
+            "/save": self._save,
+        }
+
+    def run(self) -> int:
+        _edit_lines()
+        _say(f"{model_of(self._partner.topic)}; /help tells what can be done, Ctrl-D ends")
+        with suppress(_Ended), _ended_by_signals():
+            while (text := _line()) is not None:
+                try:
+                    if not self._turn(text):
+                        break
+                except PenstockError as error:
+                    _complain(error.message, _hint(error))
+            return Exit.OK
+        return Exit.INTERRUPTED
+
+    def _turn(self, text: str) -> bool:
+        """Whether it goes on."""
+        word, _, rest = text.strip().partition(" ")
+        if word.startswith("//"):
+            self._ask(text.replace("//", "/", 1))
+        elif not word.startswith("/"):
+            if word:
+                self._ask(text)
+        elif word in ("/exit", "/quit"):
+            return False
+        elif word in self._commands:
+            self._commands[word](rest.strip())
+        else:
+            known = (*self._commands, "/exit")
+            raise PenstockError(f"there is no {word}{nearest(word, known)}", hint=", ".join(known))
+        return True
+
+    # -- asking -------------------------------------------------------------------
+
+    def _ask(self, text: str) -> None:
+        """A turn that failed is taken back; of one that was cut short stays what was said."""
+        asked = Message(role="user", content=text)
+        if answer := self._answer([*self._messages, asked]):
+            self._messages += [asked, Message(role="assistant", content=answer)]
+
+    def _answer(self, messages: Sequence[Message]) -> str:
+        began = time.monotonic()
+        request = msgspec.to_builtins(chat_of(messages, self._options))
+        with (
+            _Interruption(self._partner.portal.loop) as interruption,
+            Answer("waiting for an answer") as answer_,
+        ):
+            handle = self._submit(request)
+            interruption.concerns(handle)
+            try:
+                with unless_paused(self._partner.client(), handle):
+                    for update in handle.follow():
+                        answer_.add(update)
+                    result = msgspec.convert(handle.result(), LlmResult)
+            except JobCancelled:
+                if not interruption.heard:
+                    raise
+                return answer_.text
+            answer_.show(result.choices[0].text)
+        if self._stats:
+            _say(stats_of(result, time.monotonic() - began))
+        return answer_.text
+
+    def _submit(self, request: Mapping[str, Any]) -> JobHandle[Any]:
+        partner = self._partner
+        return partner.client().submit(partner.topic, request, priority="interactive")
+
+    # -- commands -----------------------------------------------------------------
+
+    def _clear(self, rest: str) -> None:
+        self._messages.clear()
+        _say("a new conversation")
+
+    def _help(self, rest: str) -> None:
+        _say(_HELP)
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise PenstockError("say where to: /save FILE")
+        if not self._messages:
+            raise PenstockError("nothing was said yet")
+        path = Path(rest).expanduser()
+        request = msgspec.json.encode(chat_of(self._messages, self._options))
+        try:
+            with path.open("xb") as file:
+                file.write(msgspec.json.format(request) + b"\n")
+        except OSError as error:
+            raise PenstockError(f"can't write {path}: {error.strerror}") from error
+        _say(f"saved {path}")
+
+
+class _Ended(BaseException):
+    """Somebody wants this process to end."""
+
+
+class _Interruption:
+    """Ctrl-C while a job is waited for: it cancels the job. A second one ends the conversation,
+    and so does a signal that ends processes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: JobHandle[Any] | None = None
+        self.heard: list[int] = []
+
+    def concerns(self, handle: JobHandle[Any]) -> None:
+        self._handle = handle
+        if self.heard:
+            self._cancel()
+
+    def __enter__(self) -> _Interruption:
+        self._before = {n: signal.signal(n, self._hear) for n in (signal.SIGINT, *_ENDS)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if any(number in _ENDS for number in self.heard):
+            raise _Ended
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(number)
+        if len(self.heard) > 1:
+            raise _Ended
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._handle is not None:
+            why = f"{signal.Signals(self.heard[0]).name} at the terminal"
+            asyncio.run_coroutine_threadsafe(self._handle.acancel(why), self._loop)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    def hear(number: int, frame: FrameType | None) -> None:
+        raise _Ended
+
+    before = {number: signal.signal(number, hear) for number in _ENDS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _line() -> str | None:
+    """What is typed; None at the end of it. Ctrl-C begins the line anew."""
+    while True:
+        try:
+            return input(_PROMPT)
+        except EOFError:
+            _say("")
+            return None
+        except KeyboardInterrupt:
+            _say("")
+        except UnicodeDecodeError:
+            _complain("that was not UTF-8")
+
+
+def _edit_lines() -> None:
+    """Arrow keys recall what was typed while the conversation lasts; nothing of it is kept."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  `input` uses it where it is loaded
+
+
+def _say(text: str) -> None:
+    echo(text, err=True)
+
+
+def _complain(message: str, hint: str = "") -> None:
+    _say(f"penstock: {message}")
+    if hint:
+        _say(f"  {hint}")
+
+
+def _hint(error: PenstockError) -> str:
+    if isinstance(error, JobEnded) and error.error_code == LlmCode.CONTEXT_EXCEEDED:
+        return "the conversation has become too long: /clear begins a new one"
+    return error.hint

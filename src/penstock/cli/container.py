@@ -7,17 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import run as run_async
 from penstock.cli.exits import Exit
+from penstock.cli.formats import size
 from penstock.cli.groups import Commands
-from penstock.cli.journal import keep_journal
-from penstock.cli.paper import Listing, emit, print_json
-from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, placed
-from penstock.cli.place import run as run_async
-from penstock.cli.terminal import echo
-from penstock.cli.words import size
+from penstock.cli.options import as_json, listed, verbose
+from penstock.cli.output import (
+    Form,
+    Listing,
+    Row,
+    Wrapped,
+    banner,
+    echo,
+    emit,
+    print_done,
+    print_json,
+    print_list,
+)
+from penstock.cli.run import run
+from penstock.cli.service import Stop, log_to_stderr, run_service
 
 if TYPE_CHECKING:
     from penstock.api.container.facade import ContainerFacade
@@ -31,12 +41,12 @@ log = logging.getLogger("penstock.cli")
 
 @click.group(cls=Commands)
 def container() -> None:
-    """Serve container jobs over HTTP; engines and images."""
+    """Run and serve container jobs; engines and images."""
 
 
 @container.command()
-@click.option("--host", metavar="HOST", help="Where to listen; 127.0.0.1 if nothing is said.")
-@click.option("--port", type=int, metavar="PORT", help="9000 if nothing is said; 0: a free one.")
+@click.option("--host", metavar="HOST", help="Where to listen; by default 127.0.0.1.")
+@click.option("--port", type=int, metavar="PORT", help="By default 9000; 0: a free one.")
 @click.option(
     "--socket",
     metavar="PATH",
@@ -50,7 +60,7 @@ def container() -> None:
     help="A file with the token that callers must send.",
 )
 @click.option(
-    "--config",
+    "--worker-config",
     "file",
     metavar="FILE",
     type=click.Path(path_type=Path),
@@ -58,51 +68,33 @@ def container() -> None:
 )
 @click.option("--engine", metavar="NAME", help="auto, docker, podman, oci or unix:///PATH.")
 @click.option("--runtime", metavar="NAME", help="runc, crun or runsc; else the engine's choice.")
-@click.option("--concurrency", type=int, metavar="N", help="How many containers run at once.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
-@placed
-@click.pass_obj
-def serve(
-    place: Place,
-    file: Path | None,
-    host: str | None,
-    port: int | None,
-    socket: Path | None,
-    token_file: Path | None,
-    engine: str | None,
-    runtime: str | None,
-    concurrency: int | None,
-    verbose: bool,
-) -> None:
+@click.option(
+    *("--concurrency", "max_concurrent_jobs"),
+    type=int,
+    metavar="N",
+    help="How many containers run at once.",
+)
+@verbose
+@on_engine
+def serve(engine_ref: EngineRef, /, file: Path | None, verbose: bool, **flags: Any) -> None:
     """Serve container jobs over HTTP, with an engine of its own.
 
-    Jobs and their results are kept in the data directory; what was accepted is taken up again at
-    the next start, and containers that still run are reattached to. SIGTERM or SIGINT stop it;
+    Jobs and their results are kept in the data directory; unfinished jobs go on after the next
+    start, and containers that still run are reattached to. SIGTERM or SIGINT stop it;
     running containers go on, unless its file says 'on_restart: end'. 'penstock ps' and the other
     commands show its jobs.
     """
-    from penstock.cli.service import run_service
     from penstock.workloads.container.config import load_config
     from penstock.workloads.container.config import placed as with_folder
 
-    flags = {
-        "host": host,
-        "port": port,
-        "socket": socket,
-        "token_file": token_file,
-        "engine": engine,
-        "runtime": runtime,
-        "max_concurrent_jobs": concurrency,
-    }
-    settings = place.settings()
+    settings = engine_ref.settings()
     config = with_folder(load_config(file, flags=flags), settings)
-    keep_journal(verbose=verbose)
+    log_to_stderr(verbose=verbose)
     run_service(_serve(config, settings))
 
 
 async def _serve(config: WorkerConfig, settings: Settings) -> None:
     from penstock.app.container_worker import container_worker
-    from penstock.cli.service import Stop
 
     stop = Stop()
     stop.listen()
@@ -115,8 +107,6 @@ async def _serve(config: WorkerConfig, settings: Settings) -> None:
 async def _banner(
     config: WorkerConfig, facade: ContainerFacade, url: str, settings: Settings
 ) -> str:
-    from penstock import __version__
-
     health = await facade.health()
     engine = health.engine
     images = ", ".join(config.images.allowed)
@@ -131,35 +121,31 @@ async def _banner(
     if health.running_jobs or health.queued_jobs:
         found = f"{health.running_jobs} running and {health.queued_jobs} queued jobs"
         facts.append(("resumed", found))
-    lines = [f"penstock {__version__}, container worker {config.worker_id}"]
-    lines += [f"  {name:<10}  {value}" for name, value in facts]
-    return "\n".join([*lines, *health.problems, "ready; Ctrl-C stops it"])
+    return banner(f"container worker {config.worker_id}", facts, *health.problems)
 
 
 @container.command()
 @as_json
-@placed
-@click.pass_obj
-def engines(place: Place, json: bool) -> int:
-    """Say which engines work on this machine, and why one doesn't."""
+@on_engine
+def engines(engine: EngineRef, json: bool) -> int:
+    """Show which container engines work on this machine.
+
+    Also why the others do not, and what to do about it.
+    """
     from rich.text import Text
 
     from penstock.workloads.container.engines.discovery import candidates
 
-    found = run_async(candidates(place.settings().containers_dir / "oci"))
-    if json:
-        print_json(msgspec.to_builtins(found))
-    else:
-        listing = Listing("engine", "works", "found", flexible=("found",), folded=("found",))
-        for one in found:
-            works = Text("yes", "green") if one.works else Text("no", "yellow")
-            facts = f"{one.facts.version}, {one.where}" if one.facts else one.problem
-            listing.add(one.name, works, facts)
-            if one.facts and one.problem:
-                listing.add("", "", one.problem)
-            if one.advice:
-                listing.add("", "", one.advice)
-        emit(listing)
+    found = run_async(candidates(engine.settings().containers_dir / "oci"))
+    rows: list[Row] = []
+    for one in found:
+        works = Text("yes", "green") if one.works else Text("no", "yellow")
+        facts = f"{one.facts.version}, {one.where}" if one.facts else one.problem
+        rows.append({"ENGINE": one.name, "WORKS": works, "FOUND": Wrapped(facts)})
+        for more in (one.problem if one.facts else "", one.advice):
+            if more:
+                rows.append({"ENGINE": "", "WORKS": "", "FOUND": Wrapped(more)})
+    print_json(found) if json else emit(Listing(rows))
     return Exit.OK if any(one.works for one in found) else Exit.UNAVAILABLE
 
 
@@ -168,11 +154,11 @@ def image() -> None:
     """Images of the engine 'oci'; others have their own tools."""
 
 
-def _store(place: Place) -> ImageStore:
+def _store(engine: EngineRef) -> ImageStore:
     from penstock.app.engine import make_private
     from penstock.workloads.container.engines.oci.images import ImageStore
 
-    settings = place.settings()
+    settings = engine.settings()
     make_private(settings.data_dir)
     return ImageStore(settings.containers_dir / "oci" / "images")
 
@@ -180,12 +166,11 @@ def _store(place: Place) -> ImageStore:
 @image.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--tag", help="The name to give it; else those that it has.")
-@as_json
-@placed
-@click.pass_obj
-def load(place: Place, file: Path, tag: str | None, json: bool) -> None:
+@listed
+@on_engine
+def load(engine: EngineRef, file: Path, tag: str | None, form: Form) -> None:
     """Bring in an image that 'docker save', 'podman save' or 'skopeo copy' wrote."""
-    _print_images([_store(place).load(file, tag or "")], json)
+    _print_images([_store(engine).load(file, tag or "")], form)
 
 
 @image.command("import")
@@ -193,52 +178,47 @@ def load(place: Place, file: Path, tag: str | None, json: bool) -> None:
 @click.argument("tag")
 @click.option("--cmd", multiple=True, metavar="WORD", help="Its command; a word each time.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable; may be repeated.")
-@as_json
-@placed
-@click.pass_obj
+@listed
+@on_engine
 def import_tree(
-    place: Place, tree: Path, tag: str, cmd: tuple[str, ...], env: tuple[str, ...], json: bool
+    engine: EngineRef, tree: Path, tag: str, cmd: tuple[str, ...], env: tuple[str, ...], form: Form
 ) -> None:
     """Make an image of a folder, or of a tar file, with a root file system."""
-    _print_images([_store(place).import_tree(tree, tag, cmd=cmd, env=env)], json)
+    _print_images([_store(engine).import_tree(tree, tag, cmd=cmd, env=env)], form)
 
 
-@image.command("ls")
-@as_json
-@placed
-@click.pass_obj
-def list_images(place: Place, json: bool) -> None:
-    """List them."""
-    _print_images(list(_store(place).list()), json)
+@image.command("list")
+@listed
+@on_engine
+def list_images(engine: EngineRef, form: Form) -> None:
+    """List the images."""
+    _print_images(list(_store(engine).list()), form)
 
 
-@image.command("rm")
+@image.command("delete")
 @click.argument("references", nargs=-1, required=True, metavar="IMAGE…")
 @as_json
-@placed
-@click.pass_obj
-def remove(place: Place, references: tuple[str, ...], json: bool) -> None:
-    """Remove images, by tag or id; with --json prints what was removed."""
-    store = _store(place)
+@on_engine
+def delete(engine: EngineRef, references: tuple[str, ...], json: bool) -> None:
+    """Delete images, by tag or id; with --json prints what was deleted."""
+    store = _store(engine)
     for reference in references:
         store.remove(reference)
-    if json:
-        print_json({"removed": references})
+    print_done(json, {"removed": references}, f"deleted {', '.join(references)}")
 
 
-def _print_images(images: list[Image], json: bool) -> None:
-    if json:
-        print_json([_image(one) for one in images])
-        return
-    listing = Listing("image", "id", "size", right=("size",), flexible=("image",))
-    for one in images:
-        listing.add(", ".join(one.tags) or "(no tag)", one.id[:19], size(one.size))
-    if images:
-        emit(listing)
-    else:
-        echo("no images; 'penstock container image load FILE' brings one in", err=True)
+def _print_images(images: list[Image], form: Form) -> None:
+    print_list(
+        form,
+        images,
+        lambda one: {
+            "IMAGE": ", ".join(one.tags) or "(no tag)",
+            "ID": one.id[:19],
+            "SIZE": size(one.size),
+        },
+        name=lambda one: one.tags[0] if one.tags else one.id,
+        empty="no images; load one with 'penstock container image load FILE'",
+    )
 
 
-def _image(one: Image) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(one)
-    return fields
+container.add_command(run, "run")

@@ -1,4 +1,4 @@
-"""`penstock doctor`: is everything here that an engine needs, and what could be better."""
+"""`penstock doctor` and `penstock version`: this installation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 from statistics import median
 
 import click
-import msgspec
 from msgspec import Struct
 
 from penstock import __version__
+from penstock.cli.engine import EngineRef, on_engine, run
 from penstock.cli.exits import Exit
-from penstock.cli.paper import Listing, emit, print_json
-from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, api_at, placed, run
-from penstock.cli.words import size, span
+from penstock.cli.formats import size, span
+from penstock.cli.options import as_json
+from penstock.cli.output import Listing, Row, Wrapped, echo, emit, print_json, styled
 from penstock.config import Settings
+from penstock.config.loading import Loaded, load_all
 from penstock.core.errors import NotRunning, PenstockError
 
 _LITTLE_SPACE = 1 << 30
@@ -51,38 +51,38 @@ class Check(Struct, frozen=True):
     advice: str = ""
 
 
-_COLOURS = {Health.OK: "green", Health.NOTE: "yellow", Health.BAD: "bold red"}
 _OK, _NOTE, _BAD = Health.OK, Health.NOTE, Health.BAD
 
 
 @click.command()
 @as_json
-@placed
-@click.pass_obj
-def doctor(place: Place, json: bool) -> int:
+@on_engine
+def doctor(engine: EngineRef, json: bool) -> int:
     """Check this installation and its data directory.
 
     An optional part that is absent is a note, never a failure; neither is an engine that
     isn't running. Changes nothing.
     """
-    checks = run(_examine(place))
+    checks = run(_examine(engine))
     if json:
-        print_json(msgspec.to_builtins(checks))
+        print_json(checks)
     else:
         _print(checks)
     return Exit.FAILED if any(check.health is _BAD for check in checks) else Exit.OK
 
 
-async def _examine(place: Place) -> list[Check]:
+async def _examine(engine: EngineRef) -> list[Check]:
     checks = [*_installation(), *_options()]
     try:
-        settings = place.settings()
+        loaded = load_all(flags={"data_dir": engine.data})
     except PenstockError as error:
         return [*checks, Check("settings", _BAD, error.message, error.hint)]
+    checks += _settings(loaded)
+    settings = loaded.settings
     checks += _folder(settings)
     checks += [check async for check in _containers(settings)]
     checks += _models(settings)
-    return checks + [check async for check in engine_checks(place, settings)]
+    return checks + [check async for check in engine_checks(engine, settings)]
 
 
 def _installation() -> Iterator[Check]:
@@ -105,6 +105,14 @@ def _options() -> Iterator[Check]:
         else:
             advice = f"optional: pip install 'penstock[{extra}]' for {purpose}"
             yield Check(module, _NOTE, "not installed", advice)
+
+
+def _settings(loaded: Loaded) -> Iterator[Check]:
+    for line in loaded.renamed:
+        yield Check("settings", _NOTE, line, "the next version will refuse the old name")
+    if loaded.ignored:
+        advice = "variables that begin with PENSTOCK_ and are not settings"
+        yield Check("environment", _NOTE, f"ignored: {', '.join(loaded.ignored)}", advice)
 
 
 def _folder(settings: Settings) -> Iterator[Check]:
@@ -195,14 +203,14 @@ def _models(settings: Settings) -> Iterator[Check]:
     if names:
         yield Check("models", _OK, ", ".join(names))
     else:
-        advice = "get one with 'penstock models pull smollm2'"
+        advice = "get one with 'penstock model pull smollm2'"
         yield Check("models", _NOTE, f"none in {settings.model_folder}", advice)
 
 
-async def engine_checks(place: Place, settings: Settings) -> AsyncIterator[Check]:
-    where = place.connect or f"unix:{settings.socket}"
+async def engine_checks(engine: EngineRef, settings: Settings) -> AsyncIterator[Check]:
+    where = engine.connect or f"unix:{settings.socket}"
     try:
-        async with api_at(place) as api:
+        async with engine.api() as api:
             status = await api.status()
             workers = await api.workers()
     except NotRunning:
@@ -223,17 +231,33 @@ async def engine_checks(place: Place, settings: Settings) -> AsyncIterator[Check
         if (state := str(model.get("state", ""))) and topic not in status.paused_topics:
             found = f"ill: {model.get('cause', '')}" if state == "ill" else state
             yield Check(f"model: {topic}", _NOTE if state == "ill" else _OK, found)
-    advice = "" if workers else "start one with 'penstock worker --app MODULE:APP'"
+    advice = "" if workers else "start one with 'penstock worker start --app MODULE:APP'"
     yield Check("workers", _OK if workers else _NOTE, str(len(workers)), advice)
 
 
 def _print(checks: list[Check]) -> None:
-    from rich.text import Text
-
-    listing = Listing("", " ", "found", flexible=("found",), folded=("found",), header=False)
+    rows: list[Row] = []
     for check in checks:
-        health = Text(check.health.value, _COLOURS[check.health])
-        listing.add(health, check.what, check.found)
+        rows.append({"": styled(check.health), "what": check.what, "found": Wrapped(check.found)})
         if check.advice:
-            listing.add("", "", check.advice)
-    emit(listing)
+            rows.append({"": "", "what": "", "found": Wrapped(check.advice)})
+    emit(Listing(rows, header=False))
+
+
+@click.command()
+@as_json
+def version(json: bool) -> None:
+    """Print the version of Penstock and of what it uses."""
+    import apsw
+
+    facts = {
+        "penstock": __version__,
+        "python": platform.python_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+        "platform": platform.platform(),
+    }
+    if json:
+        print_json(facts)
+    else:
+        for name, value in facts.items():
+            echo(f"{name:<8}  {value}")

@@ -1,4 +1,4 @@
-"""Commands that have commands, as `penstock keys create`."""
+"""Commands that have commands, as `penstock key create`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ from typing import Any
 import click
 
 from penstock.cli.exits import Exit
-from penstock.cli.terminal import echo
+from penstock.cli.output import echo
 from penstock.core.errors import did_you_mean
+
+_HELP = ("-h", "--help")
 
 
 class Commands(click.Group):
     """A group that keeps its order, and names the nearest command if there is none such.
 
-    Without a command it shows what there is, unless it `acts` by itself.
+    Without a command it shows what there is. With options alone it is its `default` command.
     """
 
-    def __init__(self, *args: Any, acts: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, default: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "invoke_without_command": True})
-        self.acts = acts
+        self.default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.default and args and args[0].startswith("-") and args[0] not in _HELP:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         value = super().invoke(ctx)
-        if ctx.invoked_subcommand is None and not self.acts:
+        if ctx.invoked_subcommand is None:
             echo(ctx.get_help(), err=True)
             ctx.exit(Exit.USAGE)
         return value

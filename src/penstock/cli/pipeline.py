@@ -6,7 +6,7 @@ import asyncio
 import time
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,35 @@ import click
 import msgspec
 
 from penstock.cli import pipeline_display as display
+from penstock.cli.engine import EngineRef, on_engine, run
 from penstock.cli.exits import Exit
+from penstock.cli.formats import short_id
 from penstock.cli.groups import Commands
-from penstock.cli.ids import meant
-from penstock.cli.paper import emit, print_json
-from penstock.cli.parameters import DURATION, as_json, limited, read_object, read_source, several
-from penstock.cli.pipeline_follow import Board, Json, ctrl_c_cancels, ending, follow
-from penstock.cli.place import Place, api_at, ask_engine, placed, reading_at
-from penstock.cli.terminal import echo
-from penstock.cli.words import short_id
+from penstock.cli.options import (
+    as_json,
+    limited,
+    listed,
+    read_object,
+    read_source,
+    reason,
+    several,
+    shown,
+    started,
+    waits,
+)
+from penstock.cli.output import (
+    Form,
+    echo,
+    emit,
+    print_done,
+    print_json,
+    print_list,
+    print_one,
+    warn,
+)
+from penstock.cli.pipeline_follow import Json, RunView, ending, follow
+from penstock.cli.selection import find_job
+from penstock.cli.service import cancelling
 from penstock.core.errors import InvalidRequest, NotFound, NotRunning, PenstockError, Unavailable
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
@@ -30,6 +50,7 @@ from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery, item_v
 from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
 
 if TYPE_CHECKING:
+    from penstock.app import Client
     from penstock.workloads.pipeline.definition import Definition
 
 F = Callable[..., Any]
@@ -37,74 +58,60 @@ STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensi
 OUTCOME = click.Choice([outcome.value for outcome in ItemOutcome], case_sensitive=False)
 _PEEK = 200
 """Bytes of an item's input that are read for a table."""
-
-followed = click.option(
-    "--follow/--detach",
-    "follows",
-    default=None,
-    help="Show it until it ends, or return at once, as it does if nothing is said.",
+_PATIENCE = 3600.0
+"""Seconds to wait for a run after Ctrl-C cancelled it."""
+_strict = click.option(
+    "--strict", is_flag=True, help="End with 1 rather than 0 if the run ends PARTIAL."
 )
 
 
-def shows(form: Json, sentence: str = "Print JSON.") -> Callable[[F], F]:
-    """Give a command --strict, --json for this form, and its Place as `answers` does."""
-    strict = click.option(
-        "--strict", is_flag=True, help="End with 1 rather than 0 if the run ends PARTIAL."
-    )
-    json = click.option("--json", "json", flag_value=form, default="", help=sentence)
-    return lambda command: strict(json(placed(click.pass_obj(command))))
-
-
-def answers(command: F) -> F:
-    """Give a command --json and the options of its Place, which is its first argument."""
-    return as_json(placed(click.pass_obj(command)))
-
-
-async def run_meant(api: EngineApi, text: str) -> PipelineRecord:
+async def find_run(api: EngineApi, text: str) -> PipelineRecord:
     """The run with this id, or with an id that begins or ends so."""
-    job = await meant(api, text)
+    job = await find_job(api, text)
     if pipeline_of(job.request.topic) is None:
         raise NotFound(
-            f"job {job.job_id} is no run of a pipeline: its topic is {job.request.topic}",
-            hint=f"'penstock show {short_id(job.job_id)}' tells of it",
+            f"job {job.job_id} is not a run of a pipeline: its topic is {job.request.topic}",
+            hint=f"'penstock show {short_id(job.job_id)}' shows it",
         )
     return await api.pipelines.get(job.job_id)
 
 
 @click.group(cls=Commands)
 def pipeline() -> None:
-    """Start, watch and look into staged pipelines."""
+    """Start, watch and inspect staged pipelines."""
 
 
 @pipeline.command("list")
-@answers
-def list_pipelines(place: Place, json: bool) -> None:
+@listed
+@on_engine
+def list_pipelines(engine: EngineRef, form: Form) -> None:
     """List the pipelines that can be started."""
-    found = ask_engine(place, lambda api: api.pipelines.list())
-    if json:
-        print_json(found)
-    elif not found:
-        echo("no pipelines; 'penstock up --app MODULE:APP' serves those of an app", err=True)
-    else:
-        emit(display.pipelines_table(found))
+    print_list(
+        form,
+        engine.ask(lambda api: api.pipelines.list()),
+        display.pipeline_row,
+        name=lambda one: one.name,
+        empty="no pipelines; 'penstock up --app MODULE:APP' serves those of an app",
+    )
 
 
 @pipeline.command()
 @click.argument("name")
-@answers
-def show(place: Place, name: str, json: bool) -> None:
-    """Draw a pipeline: its stages, its config, its alerts.
+@shown
+@on_engine
+def show(engine: EngineRef, name: str, form: Form) -> None:
+    """Show a pipeline: its stages, its config, its alerts.
 
     If no engine is running, NAME is MODULE:PIPELINE.
     """
     try:
-        found = ask_engine(place, lambda api: api.pipelines.show(name))
+        found = engine.ask(lambda api: api.pipelines.show(name))
     except NotRunning:
-        if place.connect:
+        if engine.connect:
             raise
-        echo("penstock: no engine is running; this is what is installed here", err=True)
+        warn("no engine is running; this is what is installed here")
         found = _installed(name).info()
-    print_json(found) if json else emit(*display.pipeline_page(found))
+    print_one(form, found, found.name, lambda: display.pipeline_page(found))
 
 
 # -- starting and following ------------------------------------------------------
@@ -113,116 +120,131 @@ def show(place: Place, name: str, json: bool) -> None:
 @pipeline.command()
 @click.argument("name")
 @several("--set", "A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.")
-@click.option("--config", metavar="FILE", help="Its config: a file .json or .toml.")
+@click.option(
+    *("--input", "config"),
+    metavar="JSON|FILE|-",
+    help="Its config: a JSON object, or a file .json or .toml.",
+)
 @click.option(
     *("--key", "idempotency_key"),
-    metavar="KEY",
     help="An idempotency key: the same key again is the same run.",
 )
-@click.option("--tenant", default="default", help="Whom it belongs to.")
-@followed
-@shows("record")
+@click.option("--tenant", default="default", help="Its tenant.")
+@started(None)
+@_strict
+@as_json
+@on_engine
 def start(
-    place: Place,
+    engine: EngineRef,
     /,
     name: str,
     config: str | None,
-    follows: bool | None,
+    wait: bool | None,
     strict: bool,
-    json: Json,
+    json: bool,
     **said: Any,
 ) -> int:
     """Start a run of a pipeline; prints its id.
 
-    With --follow it shows the run until it ends, and the exit code says how: COMPLETED and
-    PARTIAL 0 (PARTIAL 1 with --strict), FAILED 1 (6 and 7 if its job was DENIED or ended
-    TIMEOUT), CANCELLED 5. Ctrl-C leaves the run alone.
-    If no engine is running, the run goes on in this process and is always followed: NAME is
-    MODULE:PIPELINE then; Ctrl-C cancels it.
+    With --wait it shows the run until it ends, and the exit code says how: COMPLETED and PARTIAL 0
+    (PARTIAL 1 with --strict), FAILED 1 (6 and 7 if its job was DENIED or ended TIMEOUT), CANCELLED
+    5. Ctrl-C then cancels the run.
+    If no engine is running, the run goes on in this process, and is always waited for: NAME is
+    MODULE:PIPELINE then.
     """
     pairs = said.pop("set")
-    given, opened = gather(config, pairs), api_at
-    if here := not place.connect and follows is not False and not _is_running(place):
-        echo("penstock: no engine is running; the run goes on in this process", err=True)
-        definition = _installed(name)
-        name, opened, follows = definition.name, partial(_own_engine, definition), True
+    given = gather(config, pairs)
 
-    async def begin(api: EngineApi) -> PipelineRecord:
+    async def begin(api: EngineApi, name: str) -> PipelineRecord:
         return await api.pipelines.start(name, given, **said)
 
+    async def started_run() -> int:
+        async with AsyncExitStack() as stack:
+            if wait is False:
+                api = await stack.enter_async_context(engine.api())
+                return await _attached(engine, api, partial(begin, name=name), False, strict, json)
+            own = partial(_own_engine, engine, name)
+            client, here = await stack.enter_async_context(engine.client_or(own))
+            wanted = _installed(name).name if here else name
+            starting = partial(begin, name=wanted)
+            return await _attached(
+                engine, client.api, starting, bool(wait) or here, strict, json, here=here
+            )
+
     try:
-        return _attached(place, begin, follows, strict, json, opened, here)
+        return run(started_run())
     except InvalidRequest as error:
         raise explained(error, pairs) from error
 
 
-@pipeline.command("retry-failed")
-@click.argument("job")
-@followed
-@shows("record")
-def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, json: Json) -> int:
+@pipeline.command()
+@click.argument("job", metavar="RUN")
+@started(False)
+@_strict
+@as_json
+@on_engine
+def retry(engine: EngineRef, job: str, wait: bool, strict: bool, json: bool) -> int:
     """Start a run of what failed in an ended one; prints its id.
 
-    It does again what failed and what depends on it, and takes over the rest. --follow shows
-    it until it ends, as with 'start'.
+    It does again what failed and what depends on it, and takes over the rest. --wait shows it until
+    it ends, as with 'start'.
     """
 
     async def begin(api: EngineApi) -> PipelineRecord:
-        return await api.pipelines.retry_failed((await run_meant(api, job)).id)
+        return await api.pipelines.retry_failed((await find_run(api, job)).id)
 
-    return _attached(place, begin, follows, strict, json)
+    return engine.ask(lambda api: _attached(engine, api, begin, wait, strict, json))
 
 
 @pipeline.command()
-@click.argument("job")
-@shows("events", "Print its events as JSON lines.")
-def watch(place: Place, job: str, strict: bool, json: Json) -> int:
+@click.argument("job", metavar="RUN")
+@_strict
+@click.option("--json", "json", is_flag=True, help="Print its events as JSON lines.")
+@on_engine
+def watch(engine: EngineRef, job: str, strict: bool, json: bool) -> int:
     """Show a run, live, until it ends.
 
-    Without a terminal it is a line when a stage begins and one when it ends, from the first
-    stage on. The exit code says how the run ended, as that of 'start --follow'. Ctrl-C leaves
-    the run alone.
+    Without a terminal it is a line when a stage begins and one when it ends, from the first stage
+    on. The exit code says how the run ended, as that of 'start --wait'. Ctrl-C leaves the run
+    alone.
     """
-    return _attached(place, partial(run_meant, text=job), True, strict, json, reading_at)
+
+    async def shown_to_its_end(api: EngineApi) -> int:
+        board = RunView(await find_run(api, job))
+        ended = await follow(api, board, "events" if json else "")
+        return await ending(api, ended, engine, strict=strict)
+
+    return engine.ask(shown_to_its_end, reading=True)
 
 
-def _attached(
-    place: Place,
+async def _attached(
+    engine: EngineRef,
+    api: EngineApi,
     begin: Callable[[EngineApi], Awaitable[PipelineRecord]],
-    follows: bool | None,
+    wait: bool,
     strict: bool,
-    json: Json,
-    opened: Callable[[Place], AbstractAsyncContextManager[EngineApi]] = api_at,
+    json: bool,
+    *,
     here: bool = False,
 ) -> int:
-    """Begin a run, and show it to its end. Ctrl-C then leaves it alone, unless it runs `here`."""
-    begun: list[str] = []
+    """Begin a run, and show it to its end. Ctrl-C then cancels it."""
+    record = await begin(api)
+    if not wait:
+        print_done(json, record, record.id)
+        return Exit.OK
+    board, form = RunView(record), Json("record" if json else "")
 
-    async def work(api: EngineApi) -> int:
-        record = await begin(api)
-        begun.append(record.id)
-        if not follows:
-            print_json(record) if json else echo(record.id)
-            return Exit.OK
-        board = Board(record)
-        async with ctrl_c_cancels(api.pipelines, board) if here else nullcontext():
-            ended = await follow(api, board, json)
-            return await ending(api, ended, place, strict=strict, here=here)
+    async def cancel(reason: str) -> None:
+        await api.pipelines.cancel(record.id, reason=reason, timeout=_PATIENCE)
 
-    again = f"penstock {place.spelled()}pipeline"
     try:
-        return ask_engine(place, work, opened)
-    except KeyboardInterrupt:
-        if here or not begun:
-            raise
-        echo(f"\npenstock: job {begun[0]} goes on", err=True)
-        echo(f"  follow it with '{again} watch {short_id(begun[0])}'", err=True)
-        echo(f"  end it with '{again} cancel {short_id(begun[0])}'", err=True)
-        return Exit.INTERRUPTED
+        async with cancelling(cancel, board.say) as interrupted:
+            ended = await follow(api, board, form)
+        code = await ending(api, ended, engine, strict=strict, here=here)
+        return Exit.INTERRUPTED if interrupted else code
     except Unavailable as error:
-        if begun:
-            watching = f"{again} watch {short_id(begun[0])}"
-            error.hint = f"once an engine answers, follow the run with '{watching}'"
+        watching = engine.command(f"pipeline watch {short_id(record.id)}")
+        error.hint = f"once an engine answers, follow the run with '{watching}'"
         raise
 
 
@@ -232,25 +254,19 @@ def _installed(name: str) -> Definition:
     return load_pipeline(name)
 
 
-def _is_running(place: Place) -> bool:
-    """Whether an engine answers. To be asked before a start: an engine that is lost during it may
-    have begun the run, which must not begin here as well."""
-    try:
-        return ask_engine(place, lambda api: asyncio.sleep(0, True))
-    except NotRunning:
-        return False
-
-
 @asynccontextmanager
-async def _own_engine(definition: Definition, place: Place) -> AsyncIterator[EngineApi]:
+async def _own_engine(
+    engine: EngineRef, name: str, running: Client | None
+) -> AsyncIterator[Client]:
     """An engine in this process that serves one pipeline."""
     from penstock.app import App
 
-    app = App()
+    warn("no engine is running; the run goes on in this process")
+    definition, app = _installed(name), App()
     app.add(definition)
-    async with app.run(settings=place.settings()) as client:
+    async with app.run(settings=engine.settings()) as client:
         await client.api.pipelines.show(definition.name)
-        yield client.api
+        yield client
 
 
 def gather(file: str | None, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
@@ -274,15 +290,18 @@ def gather(file: str | None, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]
     return config
 
 
-def _read(path: str) -> dict[str, Any]:
-    data = read_source("--config", f"@{path}")
+def _read(source: str) -> dict[str, Any]:
+    if source == "-" or source.lstrip().startswith("{"):
+        return read_object("--input", read_source("--input", source))
+    path = source.removeprefix("@")
+    data = read_source("--input", f"@{path}")
     if not path.endswith(".toml"):
-        return read_object("--config", data, f"{path}: ")
+        return read_object("--input", data, f"{path}: ")
     try:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         problem = f"{path}: not valid TOML: {error}"
-        raise click.BadParameter(problem, param_hint="--config") from error
+        raise click.BadParameter(problem, param_hint="--input") from error
 
 
 def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> InvalidRequest:
@@ -301,69 +320,74 @@ def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> Invali
 
 @pipeline.command()
 @click.option("--pipeline", metavar="NAME", help="Of this pipeline.")
-@click.option("--status", type=STATUS, multiple=True, help="With this status; may be repeated.")
+@click.option(
+    *("--state", "states"), type=STATUS, multiple=True, help="In this state; may be repeated."
+)
 @click.option("--tenant", help="Of this tenant.")
-@click.option("--retry-of", metavar="JOB", help="That retry this one.")
-@click.option("--before", metavar="JOB", help="Older than this one: the next page.")
-@limited(20, "-n")
-@click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
-@answers
-def runs(place: Place, /, limit: int, quiet: bool, json: bool, **said: Any) -> None:
+@click.option("--retry-of", metavar="RUN", help="That retry this one.")
+@click.option("--before", metavar="RUN", help="Older than this one: the next page.")
+@limited(20)
+@listed
+@on_engine
+def runs(
+    engine: EngineRef, /, limit: int, states: tuple[str, ...], form: Form, **said: Any
+) -> None:
     """List runs of pipelines, newest first."""
 
     async def find(api: EngineApi) -> list[PipelineRecord]:
-        statuses = tuple(map(PipelineJobStatus, said.pop("status")))
         if said["retry_of"] is not None:
-            said["retry_of"] = (await run_meant(api, said["retry_of"])).id
+            said["retry_of"] = (await find_run(api, said["retry_of"])).id
         if said["before"] is not None:
-            last = await run_meant(api, said["before"])
+            last = await find_run(api, said["before"])
             said["before"] = (last.created_at, last.id)
+        statuses = tuple(map(PipelineJobStatus, states))
         return await api.pipelines.runs(RunQuery(statuses=statuses, limit=limit, **said))
 
-    found = ask_engine(place, find, reading_at)
-    if json:
-        print_json(found)
-    elif quiet:
-        echo("".join(f"{record.id}\n" for record in found), nl=False)
-    elif not found:
-        echo("no such runs; start one with 'penstock pipeline start NAME'", err=True)
-    else:
-        emit(display.runs_table(found, time.time()))
-        if len(found) == limit:
-            echo(f"there may be more: --before {short_id(found[-1].id)}", err=True)
+    found = engine.ask(find, reading=True)
+    tenants, now = {record.tenant for record in found} != {"default"}, time.time()
+    print_list(
+        form,
+        found,
+        lambda one: display.run_row(one, now, wide=form.wide, tenants=tenants),
+        name=lambda one: one.id,
+        empty="no such runs; start one with 'penstock pipeline start NAME'",
+        more=f"--before {short_id(found[-1].id)}" if len(found) == limit else "",
+    )
 
 
 @pipeline.command()
-@click.argument("job")
+@click.argument("job", metavar="RUN")
 @click.argument("stage")
 @click.option("--outcome", type=OUTCOME, multiple=True, help="That ended so; may be repeated.")
 @click.option("--after", type=int, default=-1, metavar="SEQ", help="The next page: after this one.")
-@limited(20, "-n", most=1000)
-@answers
+@limited(20, most=1000)
+@listed
+@on_engine
 def items(
-    place: Place, job: str, stage: str, outcome: tuple[str, ...], json: bool, **page: int
+    engine: EngineRef, job: str, stage: str, outcome: tuple[str, ...], form: Form, **page: int
 ) -> None:
     """List the items of a stage, and how each ended.
 
-    Tells after how many attempts, in what time, and why it failed. With --json it is an array
-    that also has what each was given and what it gave.
+    Shows after how many attempts, in what time, and why it failed. With --json it is an array
+    that also has the input and the output of each.
     """
 
     async def find(api: EngineApi) -> tuple[list[ItemRecord], list[str]]:
-        job_id, outcomes = (await run_meant(api, job)).id, tuple(map(ItemOutcome, outcome))
+        job_id, outcomes = (await find_run(api, job)).id, tuple(map(ItemOutcome, outcome))
         found = await api.pipelines.items(job_id, stage, outcomes=outcomes, **page)
-        peeked = [] if json else found
+        peeked = found if form.is_table else []
         return found, await asyncio.gather(*(_peek(api, one.input) for one in peeked))
 
-    found, inputs = ask_engine(place, find, reading_at)
-    if json:
-        print_json([item_view(one) for one in found])
-    elif not found:
-        echo("no such items", err=True)
-    else:
-        emit(*display.items_page(found, inputs))
+    found, inputs = engine.ask(find, reading=True)
+    if form.is_table and found:
+        emit(*display.items_page(found, inputs, wide=form.wide))
         if len(found) == page["limit"]:
             echo(f"there may be more: --after {found[-1].seq}", err=True)
+    else:
+        name = "no such items"
+        print_list(
+            form, found, lambda one: {}, name=lambda one: one.key, empty=name, json=item_view
+        )
 
 
 async def _peek(api: EngineApi, pointer: str) -> str:
@@ -376,29 +400,24 @@ async def _peek(api: EngineApi, pointer: str) -> str:
 
 
 @pipeline.command()
-@click.argument("job")
-@click.option("--reason", default="", help="Why; kept in the history.")
-@click.option(
-    "--timeout",
-    type=DURATION,
-    default="10s",
-    show_default=True,
-    help="How long to wait for running items to stop.",
-)
-@answers
-def cancel(place: Place, job: str, reason: str, timeout: float, json: bool) -> int:
-    """End a run.
+@click.argument("job", metavar="RUN")
+@reason
+@waits("10s", "How long to wait for running items to stop.")
+@as_json
+@on_engine
+def cancel(engine: EngineRef, job: str, reason: str, wait_timeout: float, json: bool) -> int:
+    """Cancel a run.
 
     Says which won: the cancellation, or an end that came first (exit code 4); and what would
     not stop and was abandoned. A run that still stops when the time is over is exit code 9.
     """
 
     async def ask(api: EngineApi) -> tuple[CancelAnswer, PipelineRecord]:
-        job_id = (await run_meant(api, job)).id
-        answer = await api.pipelines.cancel(job_id, reason=reason, timeout=timeout)
+        job_id = (await find_run(api, job)).id
+        answer = await api.pipelines.cancel(job_id, reason=reason, timeout=wait_timeout)
         return answer, await api.pipelines.get(job_id)
 
-    answer, record = ask_engine(place, ask)
+    answer, record = engine.ask(ask)
     code, said = _won(answer, record)
     if json:
         view = msgspec.to_builtins(record)
@@ -422,13 +441,14 @@ def _won(answer: CancelAnswer, record: PipelineRecord) -> tuple[Exit, str]:
 
 
 @pipeline.command()
-@click.argument("job")
-@answers
-def status(place: Place, job: str, json: bool) -> None:
-    """Tell how far a run is: stages, errors, alerts."""
+@click.argument("job", metavar="RUN")
+@shown
+@on_engine
+def status(engine: EngineRef, job: str, form: Form) -> None:
+    """Show how far a run is: stages, errors, alerts."""
 
     async def look(api: EngineApi) -> tuple[PipelineRecord, str, dict[str, str]]:
-        record = await run_meant(api, job)
+        record = await find_run(api, job)
         try:
             schema = (await api.pipelines.show(record.pipeline)).config_schema
         except PenstockError:  # no worker serves it any more
@@ -436,40 +456,42 @@ def status(place: Place, job: str, json: bool) -> None:
         why = "" if record.is_final else await api.why(record.id)
         return record, why, display.changed_fields(record.config, schema)
 
-    record, why, config = ask_engine(place, look, reading_at)
-    if json:
-        print_json(record)
-    else:
-        emit(*display.status_page(record, why, config, place, time.time()))
+    record, why, config = engine.ask(look, reading=True)
+    page = partial(display.status_page, record, why, config, engine, time.time())
+    print_one(form, record, record.id, page)
 
 
 # -- breakers --------------------------------------------------------------------
 
 
-@pipeline.group(cls=Commands, acts=True)
-@as_json
-@placed
-@click.pass_context
-def breakers(ctx: click.Context, json: bool) -> None:
-    """List the circuit breakers that runs share.
+@pipeline.group(cls=Commands)
+def breaker() -> None:
+    """List and reset the circuit breakers that runs share.
 
-    An open one keeps items from being tried; `breakers reset` closes it by hand.
+    An open one keeps items from being tried; `breaker reset` closes it by hand.
     """
-    if ctx.invoked_subcommand is not None:
-        return
-    found = ask_engine(ctx.obj, lambda api: api.pipelines.breakers(), reading_at)
-    if json:
-        print_json(found)
-    elif not found:
-        echo("no breakers: none has counted a failure yet", err=True)
-    else:
-        emit(display.breakers_table(found, time.time()))
 
 
-@breakers.command()
+@breaker.command("list")
+@listed
+@on_engine
+def list_breakers(engine: EngineRef, form: Form) -> None:
+    """List the circuit breakers."""
+    now = time.time()
+    print_list(
+        form,
+        engine.ask(lambda api: api.pipelines.breakers(), reading=True),
+        lambda one: display.breaker_row(one, now),
+        name=lambda one: one.name,
+        empty="no breakers: none has counted a failure yet",
+    )
+
+
+@breaker.command()
 @click.argument("name")
-@answers
-def reset(place: Place, name: str, json: bool) -> None:
+@as_json
+@on_engine
+def reset(engine: EngineRef, name: str, json: bool) -> None:
     """Close a breaker by hand: its items are tried again."""
-    closed = ask_engine(place, lambda api: api.pipelines.reset_breaker(name))
-    print_json(closed) if json else echo(f"{closed.name} is {closed.state}")
+    closed = engine.ask(lambda api: api.pipelines.reset_breaker(name))
+    print_done(json, closed, f"{closed.name} is {closed.state}")

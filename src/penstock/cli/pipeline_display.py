@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import asdict
 
-from penstock.cli.paper import WIDE, Listing, console, facts, rich_text
-from penstock.cli.place import Place
-from penstock.cli.words import moment, plural, short_id, span
+from penstock.cli.engine import EngineRef
+from penstock.cli.formats import Number, moment, plural, short_id, span
+from penstock.cli.output import STYLES, Listing, Row, Wrapped, facts, rich_text, styled
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.records import (
     AlertRule,
@@ -31,30 +31,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-STYLES = {
-    **dict.fromkeys(("pending", "skipped"), "dim"),
-    **dict.fromkeys(("completed", "ok", "closed"), "green"),
-    **dict.fromkeys(("partial", "half_open"), "yellow"),
-    **dict.fromkeys(("failed", "open"), "red"),
-    "running": "cyan",
-    "cancelled": "magenta",
-}
-_RIGHT = ("AGE", "TOOK", "SEQ", "TRIES", "FAILURES", "OPENS AT", "SINCE", "AT ONCE")
 _BAR = 12
-Row = dict[str, "str | Text"]
 
 
 def status_text(status: StrEnum) -> Text:
     """The status of a run, stage, item or breaker in its colour."""
-    return rich_text((status.value.replace("_", " "), STYLES[status.value.lower()]))
+    return styled(status, status.value.replace("_", " "))
 
 
-def _table(rows: Sequence[Row], flexible: Sequence[str], folded: Sequence[str] = ()) -> Listing:
-    return Listing.of(rows, flexible=flexible, folded=folded, right=_RIGHT)
-
-
-def _number(count: int) -> str:
-    return f"{count:,}" if count else ""
+def _number(count: int) -> Number:
+    return Number(f"{count:,}" if count else "")
 
 
 def _cut(text: str, length: int) -> str:
@@ -64,10 +50,13 @@ def _cut(text: str, length: int) -> str:
 # -- stages of a run -------------------------------------------------------------
 
 
-def stage_cells(stage: StageRecord, now: float) -> Row:
+def stage_cells(stage: StageRecord, now: float) -> dict[str, str | Text]:
     """What is shown of a stage, by column; of one that was skipped, that and why."""
     note = rich_text((_why(stage), "dim"))
-    cells: Row = {"STAGE": f"  {_cut(stage.name, 24)}", "STATUS": status_text(stage.status)}
+    cells: dict[str, str | Text] = {
+        "STAGE": f"  {_cut(stage.name, 24)}",
+        "STATUS": status_text(stage.status),
+    }
     if stage.status is StageStatus.SKIPPED:
         return {**cells, "": note}
     is_map, began, rate = stage.kind is StageKind.MAP, stage.started_at, stage.rate
@@ -116,7 +105,7 @@ def bar(stage: StageRecord) -> Text:
     done, total = (stage.done, stage.total) if stage.total else (int(stage.is_final), 1)
     whole = min(_BAR, _BAR * done // total)
     red = min(whole, -(-_BAR * stage.failed // total))
-    good = ("━" * (whole - red), STYLES[stage.status.value])
+    good = ("━" * (whole - red), STYLES[stage.status.value.lower()])
     return rich_text(good, ("━" * red, "red"), ("─" * (_BAR - whole), "dim"))
 
 
@@ -137,10 +126,10 @@ def _why(stage: StageRecord, *errors: str) -> str:
 # -- runs ------------------------------------------------------------------------
 
 
-def elapsed(record: PipelineRecord, now: float) -> str:
-    """The time from its start to its end, or to now; empty if it has not started."""
+def elapsed(record: PipelineRecord, now: float) -> Number | None:
+    """The time from its start to its end, or to now; None if it has not started."""
     if record.started_at is None:
-        return ""
+        return None
     return span(max(0.0, (record.finished_at or now) - record.started_at))
 
 
@@ -175,7 +164,7 @@ def _trouble(stage: StageRecord) -> str:
 
 
 def status_page(
-    record: PipelineRecord, why: str, config: dict[str, str], place: Place, now: float
+    record: PipelineRecord, why: str, config: dict[str, str], engine: EngineRef, now: float
 ) -> Iterator[RenderableType]:
     yield headline(record, now)
     yield facts(_run_facts(record, why, config, now))
@@ -185,7 +174,7 @@ def status_page(
     yield from _section("ERROR", [(e.stage or "(job)", e.message) for e in record.errors])
     yield from _section("ALERT", [(alert.code, alert.message) for alert in record.alerts])
     yield from _section("FIGURES", [(s.name, _figures(s)) for s in record.stages if s.metrics])
-    if hints := list(_hints(record, place)):
+    if hints := list(_hints(record, engine)):
         yield rich_text(("\n".join(("", *hints)), "dim"))
 
 
@@ -225,79 +214,71 @@ def _section(
     """A table of two columns after an empty line; nothing if it has no rows."""
     if rows:
         yield ""
-        cells: list[Row] = [{title: f"  {name}", header: text} for name, text in rows]
-        yield _table(cells, (title, header), folded=(header,))
+        cells: list[Row] = [{title: f"  {name}", header: Wrapped(text)} for name, text in rows]
+        yield Listing(cells)
 
 
-def _hints(record: PipelineRecord, place: Place) -> Iterator[str]:
-    again, name = f"penstock {place.spelled()}pipeline", short_id(record.id)
+def _hints(record: PipelineRecord, engine: EngineRef) -> Iterator[str]:
+    name = short_id(record.id)
     bad = [stage.name for stage in record.stages if stage.failed]
     if bad:
-        yield f"what failed: {again} items {name} {bad[0]} --outcome failed"
+        yield f"what failed: {engine.command(f'pipeline items {name} {bad[0]} --outcome failed')}"
     elif record.stages:
-        yield f"the items: {again} items {name} STAGE"
+        yield f"the items: {engine.command(f'pipeline items {name} STAGE')}"
     if not record.is_final:
-        yield f"live: {again} watch {name}"
+        yield f"live: {engine.command(f'pipeline watch {name}')}"
     elif record.status is not PipelineJobStatus.COMPLETED:
-        yield f"run what is undone: {again} retry-failed {name}"
+        yield f"run what is undone: {engine.command(f'pipeline retry {name}')}"
 
 
-def runs_table(found: Sequence[PipelineRecord], now: float) -> Listing:
-    wide = console().width >= WIDE
-    tenants = {record.tenant for record in found} != {"default"}
-    rows: list[Row] = [
-        {
-            "JOB": record.id if wide else short_id(record.id),
-            "PIPELINE": record.pipeline,
-            **({"TENANT": record.tenant} if tenants else {}),
-            "STATUS": status_text(record.status),
-            "AGE": span(now - record.created_at),
-            "TOOK": elapsed(record, now),
-            "NOTE": "; ".join(filter(None, (outcome(record), again))),
-        }
-        for record in found
-        for again in [f"retry of {short_id(record.retry_of)}" if record.retry_of else ""]
-    ]
-    return _table(rows, ("JOB", "PIPELINE", "TENANT", "NOTE"))
+def run_row(record: PipelineRecord, now: float, *, wide: bool, tenants: bool) -> Row:
+    again = f"retry of {short_id(record.retry_of)}" if record.retry_of else ""
+    return {
+        "JOB": record.id if wide else short_id(record.id),
+        "PIPELINE": record.pipeline,
+        **({"TENANT": record.tenant} if tenants else {}),
+        "STATUS": status_text(record.status),
+        "AGE": span(now - record.created_at),
+        "TOOK": elapsed(record, now),
+        "NOTE": "; ".join(filter(None, (outcome(record), again))),
+    }
 
 
 # -- items and breakers ----------------------------------------------------------
 
 
-def items_page(found: Sequence[ItemRecord], inputs: Sequence[str]) -> Iterator[RenderableType]:
+def items_page(
+    found: Sequence[ItemRecord], inputs: Sequence[str], *, wide: bool
+) -> Iterator[RenderableType]:
     """A table; where there is no room for errors in it, they follow in one of their own."""
-    wide, rows, errors = console().width >= WIDE, list[Row](), list[Row]()
+    rows, errors = list[Row](), list[Row]()
     for one, given in zip(found, inputs, strict=True):
         error = " ".join(": ".join(filter(None, (one.error_code, one.error))).split())
         row: Row = {
-            "SEQ": str(one.seq),
+            "SEQ": one.seq,
             "KEY": one.key,
             "OUTCOME": status_text(one.outcome),
             "TRIES": _number(one.attempts),
             "CLASS": one.error_class or "",
-            "TOOK": span(one.duration_ms / 1000) if one.attempts else "",
+            "TOOK": span(one.duration_ms / 1000) if one.attempts else None,
         }
         rows.append({**row, **({"ERROR": error} if wide else {}), "INPUT": given})
-        errors += [{"SEQ": str(one.seq), "ERROR": error}] if error and not wide else []
-    yield _table(rows, ("KEY", "ERROR", "INPUT"))
+        errors += [{"SEQ": one.seq, "ERROR": Wrapped(error)}] if error and not wide else []
+    yield Listing(rows)
     if errors:
         yield ""
-        yield _table(errors, ("ERROR",), folded=("ERROR",))
+        yield Listing(errors)
 
 
-def breakers_table(found: Sequence[Breaker], now: float) -> Listing:
-    rows: list[Row] = [
-        {
-            "NAME": one.name,
-            "STATE": status_text(one.state),
-            "FAILURES": f"{one.failures:,}",
-            "OPENS AT": f"{one.threshold:,}",
-            "SINCE": "" if one.opened_at is None else span(max(0.0, now - one.opened_at)),
-            "TRIES AGAIN": tries_again(one, now),
-        }
-        for one in found
-    ]
-    return _table(rows, ("NAME", "TRIES AGAIN"))
+def breaker_row(one: Breaker, now: float) -> Row:
+    return {
+        "NAME": one.name,
+        "STATE": status_text(one.state),
+        "FAILURES": one.failures,
+        "OPENS AT": one.threshold,
+        "SINCE": None if one.opened_at is None else span(max(0.0, now - one.opened_at)),
+        "TRIES AGAIN": tries_again(one, now),
+    }
 
 
 def tries_again(one: Breaker, now: float) -> str:
@@ -310,17 +291,13 @@ def tries_again(one: Breaker, now: float) -> str:
 # -- definitions -----------------------------------------------------------------
 
 
-def pipelines_table(infos: Sequence[PipelineInfo]) -> Listing:
-    rows: list[Row] = [
-        {
-            "NAME": info.name,
-            "STAGES": " → ".join(stage.name for stage in info.stages),
-            "AT ONCE": "one run" if info.single_flight else "any",
-            "WHAT IT DOES": info.doc.partition("\n")[0],
-        }
-        for info in infos
-    ]
-    return _table(rows, ("NAME", "STAGES", "WHAT IT DOES"))
+def pipeline_row(info: PipelineInfo) -> Row:
+    return {
+        "NAME": info.name,
+        "STAGES": " → ".join(stage.name for stage in info.stages),
+        "AT ONCE": Number("one run" if info.single_flight else "any"),
+        "WHAT IT DOES": info.doc.partition("\n")[0],
+    }
 
 
 def pipeline_page(info: PipelineInfo) -> Iterator[RenderableType]:
@@ -342,16 +319,16 @@ def pipeline_page(info: PipelineInfo) -> Iterator[RenderableType]:
         {
             "STAGE": f"  {corner} {stage.name}",
             "WHAT": what(stage),
-            "AT ONCE": str(stage.concurrency) if stage.kind is StageKind.MAP else "",
-            "OPTIONS": _options(stage),
+            "AT ONCE": stage.concurrency if stage.kind is StageKind.MAP else None,
+            "OPTIONS": Wrapped(_options(stage)),
         }
         for corner, stage in zip(corners, info.stages, strict=True)
     ]
     yield ""
-    yield _table(stages, ("STAGE", "WHAT", "OPTIONS"), folded=("OPTIONS",))
+    yield Listing(stages)
     if fields := list(config_fields(info.config_schema)):
         yield ""
-        yield _table(fields, [*fields[0]], folded=[*fields[0]])
+        yield Listing(fields)
     yield from _section("ALERT", [(rule.code, when(rule)) for rule in info.alerts], "WHEN")
 
 
@@ -402,11 +379,15 @@ def config_fields(schema: Schema, whole: Schema | None = None, outer: str = "") 
         kind, bounds = _type(field, whole)
         about = (bounds, given.get("description") or field.get("description"))
         yield {
-            "CONFIG": f"  {outer}{name}",
-            "TYPE": kind,
-            "DEFAULT": msgspec.json.encode(given["default"]).decode() if "default" in given else "",
-            "BOUNDS": "; ".join(filter(None, about)),
+            "CONFIG": Wrapped(f"  {outer}{name}"),
+            "TYPE": Wrapped(kind),
+            "DEFAULT": Wrapped(_default(given)),
+            "BOUNDS": Wrapped("; ".join(filter(None, about))),
         }
+
+
+def _default(field: Schema) -> str:
+    return msgspec.json.encode(field["default"]).decode() if "default" in field else ""
 
 
 def changed_fields(config: Mapping[str, Any], schema: Schema) -> dict[str, str]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from penstock.cli import pipeline_display as display
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
-from penstock.cli.paper import console, print_json, print_line, rich_text
-from penstock.cli.place import Place
-from penstock.cli.terminal import echo
-from penstock.cli.words import moment, short_id
+from penstock.cli.formats import moment, short_id
+from penstock.cli.output import console, echo, print_json, print_line, rich_text, warn
 from penstock.core.errors import Unavailable
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
@@ -29,15 +26,18 @@ if TYPE_CHECKING:
 
 _LOOK = 0.25
 """Seconds between reads of the record while a run is shown live."""
-_PATIENCE = 3600.0
-"""Seconds to wait for a run in this process after Ctrl-C cancelled it."""
-Json = Literal["", "record", "events"]
-"""What is printed as JSON: nothing, the final record, or the events."""
-_CANCELLING = "cancelling it; Ctrl-C once more leaves at once"
+
+
+class Json(StrEnum):
+    """What is printed as JSON: nothing, the final record, or the events."""
+
+    NOTHING = ""
+    RECORD = "record"
+    EVENTS = "events"
 
 
 @dataclass
-class Board:
+class RunView:
     """The live view of a run: its latest record, drawn as of now."""
 
     record: PipelineRecord
@@ -46,6 +46,13 @@ class Board:
     remark: str = ""
     """What the run waits for."""
     notice: str = ""
+
+    def say(self, text: str) -> None:
+        """Below the board while it is live, else on standard error."""
+        if self.is_live:
+            self.notice = text
+        else:
+            warn(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = time.time()
@@ -56,7 +63,7 @@ class Board:
                 yield rich_text(part, cut=True)
 
 
-async def follow(api: EngineApi, board: Board, json: Json = "") -> PipelineRecord:
+async def follow(api: EngineApi, board: RunView, json: str = "") -> PipelineRecord:
     """Show a run until it ends: as a live board, or as lines if this is no terminal."""
     job_id, pipelines = board.record.id, api.pipelines
     if sys.stdout.isatty() and not json:
@@ -93,7 +100,7 @@ async def _line(pipelines: Pipelines, event: PipelineEvent) -> str:
     return display.stage_line(stage) if stage is not None else ""
 
 
-async def _live(api: EngineApi, board: Board) -> None:
+async def _live(api: EngineApi, board: RunView) -> None:
     from rich.live import Live
 
     job_id = board.record.id
@@ -121,7 +128,7 @@ async def _live(api: EngineApi, board: Board) -> None:
 async def ending(
     api: EngineApi,
     record: PipelineRecord,
-    place: Place,
+    engine: EngineRef,
     *,
     strict: bool = False,
     here: bool = False,
@@ -130,19 +137,18 @@ async def ending(
 
     `here`: the run's engine ends with this process.
     """
-    status, again = record.status, f"penstock {place.spelled()}pipeline"
+    status, name = record.status, short_id(record.id)
     for alert in record.alerts:
-        echo(f"penstock: alert {alert.code}: {alert.message}", err=True)
+        warn(f"alert {alert.code}: {alert.message}")
     if status is PipelineJobStatus.COMPLETED:
         return Exit.OK
-    why, engine = display.outcome(record), ", once an engine is up" if here else ""
-    lines = [
-        f"penstock: job {record.id} ended {status}" + (f": {why}" if why else ""),
-        *(f"  abandoned: {name}" for name in record.abandoned_items),
-        f"  see '{again} status {short_id(record.id)}'",
-        f"  run what is undone with '{again} retry-failed {short_id(record.id)}'{engine}",
-    ]
-    echo("\n".join(lines), err=True)
+    why, later = display.outcome(record), ", once an engine is up" if here else ""
+    warn(
+        f"job {record.id} ended {status}" + (f": {why}" if why else ""),
+        *(f"abandoned: {name}" for name in record.abandoned_items),
+        f"see '{engine.command(f'pipeline status {name}')}'",
+        f"run what is undone with '{engine.command(f'pipeline retry {name}')}'{later}",
+    )
     if status is PipelineJobStatus.FAILED:
         return _ENDS.get((await api.get(record.id)).state, Exit.FAILED)
     if status is PipelineJobStatus.CANCELLED:
@@ -152,30 +158,3 @@ async def ending(
 
 _ENDS = {JobState.DENIED: Exit.DENIED, JobState.TIMEOUT: Exit.TIMEOUT}
 """Ends of a job that its run calls FAILED."""
-
-
-@contextlib.asynccontextmanager
-async def ctrl_c_cancels(pipelines: Pipelines, board: Board) -> AsyncIterator[None]:
-    """For a run in this process: the first Ctrl-C cancels it, the second leaves at once."""
-    cancelling: list[asyncio.Future[Any]] = []
-
-    def interrupt() -> None:
-        if cancelling:
-            from penstock.cli.service import leave_at_once
-
-            console().show_cursor(True)
-            leave_at_once("stopped at once; the run is taken up at the next start")
-        if board.is_live:
-            board.notice = _CANCELLING
-        else:
-            echo(f"penstock: {_CANCELLING}", err=True)
-        work = pipelines.cancel(board.record.id, reason="Ctrl-C", timeout=_PATIENCE)
-        cancelling.append(asyncio.ensure_future(work))
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        await asyncio.gather(*cancelling)

@@ -8,17 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
+from penstock.cli.engine import EngineRef, engine_options, on_engine
+from penstock.cli.formats import Whole, moment, plural, short_id
 from penstock.cli.groups import Commands
-from penstock.cli.ids import meant
-from penstock.cli.paper import Listing, emit, print_json
-from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, api_at, placed, run
-from penstock.cli.terminal import echo
-from penstock.cli.words import moment, plural, short_id
+from penstock.cli.options import as_json, shown
+from penstock.cli.output import (
+    Form,
+    Listing,
+    Row,
+    Wrapped,
+    echo,
+    emit,
+    facts,
+    print_json,
+    print_one,
+    warn,
+)
+from penstock.cli.selection import find_job
 from penstock.core.verdict import Decision, SafetyVerdict
-from penstock.ports.engine_api import Explanation, PolicyView, RuleTrace, RuleView, Simulation
+from penstock.ports.engine_api import (
+    EngineApi,
+    Explanation,
+    PolicyView,
+    RuleTrace,
+    RuleView,
+    Simulation,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -35,15 +51,15 @@ COLOURS = {
 
 
 @click.group(cls=Commands)
-@placed
+@engine_options
 def policy() -> None:
     """Check, show, explain and simulate safety rules."""
 
 
 @policy.command()
 @click.argument("file")
-@as_json
-def check(file: str, json: bool) -> None:
+@shown
+def check(file: str, form: Form) -> None:
     """Check a rule file.
 
     Needs no engine. An error names the rule and the key.
@@ -52,84 +68,68 @@ def check(file: str, json: bool) -> None:
 
     _, rules = _read(file)
     views = list(map(view, rules.rules))
-    if json:
-        print_json(
-            {
-                "snapshot": rules.snapshot,
-                "default": rules.default,
-                "rules": msgspec.to_builtins(views),
-            }
-        )
-        return
-    emit(f"{file}: {plural(len(views), 'rule')}, snapshot {rules.snapshot}", _rules(views, rules))
+    head = f"{file}: {plural(len(views), 'rule')}, snapshot {rules.snapshot}"
+    fields = {"snapshot": rules.snapshot, "default": rules.default, "rules": views}
+    print_one(form, fields, rules.snapshot, lambda: [head, _rules(views, rules)])
 
 
 @policy.command()
-@as_json
-@placed
-@click.pass_obj
-def show(place: Place, json: bool) -> None:
+@shown
+@on_engine
+def show(engine: EngineRef, form: Form) -> None:
     """Show the rules in force."""
-    _print_policy(run(_current(place)), json)
+    _print_policy(engine.ask(lambda api: api.policy.current()), form)
 
 
 @policy.command()
-@as_json
-@placed
-@click.pass_obj
-def reload(place: Place, json: bool) -> None:
+@shown
+@on_engine
+def reload(engine: EngineRef, form: Form) -> None:
     """Reload the rule file now.
 
     The engine does so by itself when the file has changed and then been still for a second.
     A file that is wrong is refused, and the rules in force stay.
     """
-    _print_policy(run(_reload(place)), json)
+    _print_policy(engine.ask(lambda api: api.policy.reload()), form)
 
 
 @policy.command()
 @click.argument("job")
 @as_json
-@placed
-@click.pass_obj
-def explain(place: Place, job: str, json: bool) -> None:
+@on_engine
+def explain(engine: EngineRef, job: str, json: bool) -> None:
     """Explain the decision on a job.
 
     Shows how it was judged, how the rules in force judge it now, and every rule that was
     tried, with what it wanted and found. Of the environment only names are shown.
     """
-    told = run(_explain(place, job))
-    if json:
-        print_json(msgspec.to_builtins(told))
-    else:
-        _print_explanation(told)
+
+    async def ask(api: EngineApi) -> Explanation:
+        return await api.policy.explain((await find_job(api, job)).job_id)
+
+    told = engine.ask(ask)
+    print_json(told) if json else _print_explanation(told)
 
 
 @policy.command()
 @click.argument("file")
 @click.option(
-    "--limit",
+    *("-n", "--limit"),
     type=click.IntRange(1, 1_000_000),
     default=10_000,
     show_default=True,
     help="How many of the newest jobs to judge.",
 )
 @as_json
-@placed
-@click.pass_obj
-def simulate(place: Place, file: str, limit: int, json: bool) -> None:
+@on_engine
+def simulate(engine: EngineRef, file: str, limit: int, json: bool) -> None:
     """Show which past jobs other rules would have judged differently.
 
     Changes nothing.
     """
     text, _ = _read(file)
-    told = run(_simulate(place, text, limit))
-    if json:
-        print_json(msgspec.to_builtins(told))
-    else:
-        _print_simulation(told)
-
-
-# -- asking ---------------------------------------------------------------------------------
+    told = engine.ask(lambda api: api.policy.simulate(text, limit))
+    print_json(told) if json else _print_simulation(told)
 
 
 def _read(file: str) -> tuple[str, RuleSet]:
@@ -141,59 +141,38 @@ def _read(file: str) -> tuple[str, RuleSet]:
     return text.decode(), rules
 
 
-async def _current(place: Place) -> PolicyView:
-    async with api_at(place) as api:
-        return await api.policy.current()
-
-
-async def _reload(place: Place) -> PolicyView:
-    async with api_at(place) as api:
-        return await api.policy.reload()
-
-
-async def _explain(place: Place, text: str) -> Explanation:
-    async with api_at(place) as api:
-        return await api.policy.explain((await meant(api, text)).job_id)
-
-
-async def _simulate(place: Place, text: str, limit: int) -> Simulation:
-    async with api_at(place) as api:
-        return await api.policy.simulate(text, limit)
-
-
 # -- printing -------------------------------------------------------------------------------
 
 
-def _print_policy(found: PolicyView, json: bool) -> None:
-    if json:
-        print_json(msgspec.to_builtins(found))
-        return
+def _print_policy(found: PolicyView, form: Form) -> None:
     loaded = moment(found.loaded_at, time.time())
     source = found.source or "built-in: no rule file is set"
-    emit(f"{source}, snapshot {found.snapshot}, since {loaded}", _rules(found.rules, found))
+    head = f"{source}, snapshot {found.snapshot}, since {loaded}"
+    print_one(form, found, found.snapshot, lambda: [head, _rules(found.rules, found)])
     if found.problem:
-        echo(f"penstock: the current file was not accepted: {found.problem}", err=True)
+        warn(f"the current file was not accepted: {found.problem}")
 
 
 def _rules(views: Sequence[RuleView], whole: PolicyView | RuleSet) -> Listing:
-    listing = Listing(
-        *("#", "RULE", "DECISION", "WHEN", "EFFECT", "REASON"),
-        flexible=("RULE", "WHEN", "EFFECT", "REASON"),
-        folded=("WHEN", "EFFECT", "REASON"),
-        right=("#",),
-    )
+    rows: list[Row] = []
     for number, rule in enumerate(views, 1):
         when = "; ".join(f"{field}: {wanted}" for field, wanted in rule.conditions.items())
-        listing.add(
-            str(number),
-            rule.id,
-            coloured(rule.decision),
-            when or "always",
-            rule.effect,
-            rule.reason,
-        )
-    listing.add("", "default", coloured(whole.default), "no rule matched", "", "")
-    return listing
+        rows.append(_rule(number, rule.id, rule.decision, when or "always", rule))
+    rows.append(_rule(None, "default", whole.default, "no rule matched", None))
+    return Listing(rows)
+
+
+def _rule(
+    number: int | None, name: str, decision: Decision, when: str, rule: RuleView | None
+) -> Row:
+    return {
+        "#": number,
+        "RULE": name,
+        "DECISION": coloured(decision),
+        "WHEN": Wrapped(when),
+        "EFFECT": Wrapped(rule.effect if rule else ""),
+        "REASON": Wrapped(rule.reason if rule else ""),
+    }
 
 
 def coloured(decision: Decision) -> Text:
@@ -205,11 +184,13 @@ def coloured(decision: Decision) -> Text:
 def _print_explanation(told: Explanation) -> None:
     from rich.text import Text
 
-    emit(Text.assemble("job ", (told.job_id, "bold")))
-    facts = Listing("", " ", header=False, flexible=(" ",), folded=(" ",))
-    facts.add("judged", _verdict(told.then) if told.then else "without rules, or not yet")
-    facts.add("now", _verdict(told.now))
-    emit(facts, "", _trace(told))
+    judged = _verdict(told.then) if told.then else "without rules, or not yet"
+    emit(
+        Text.assemble("job ", (told.job_id, "bold")),
+        facts([("judged", judged), ("now", _verdict(told.now))]),
+        "",
+        _trace(told),
+    )
 
 
 def _verdict(verdict: SafetyVerdict) -> Text:
@@ -227,30 +208,36 @@ def _verdict(verdict: SafetyVerdict) -> Text:
 
 
 def _trace(told: Explanation) -> Listing:
-    listing = Listing(
-        *("RULE", "MATCHES", "FIELD", "", "WANTED", "FOUND"),
-        flexible=("RULE", "WANTED", "FOUND"),
-        folded=("WANTED", "FOUND"),
-    )
-    for rule in told.trace:
-        for cells in _steps(rule):
-            listing.add(*cells)
+    rows = [row for rule in told.trace for row in _steps(rule)]
     if not told.trace or not told.trace[-1].matched:
-        listing.add("default", _answer(True), "(no rule matched)", "", "", "")
-    return listing
+        rows.append(_step("default", _answer(True), "(no rule matched)"))
+    return Listing(rows)
 
 
-def _steps(rule: RuleTrace) -> Iterator[tuple[str | Text, ...]]:
+def _steps(rule: RuleTrace) -> Iterator[Row]:
     """A line for each condition; the first also names the rule."""
     from rich.text import Text
 
-    head: tuple[str | Text, str | Text] = (rule.rule_id, _answer(rule.matched))
+    name, answer = rule.rule_id, _answer(rule.matched)
     if not rule.conditions:
-        yield (*head, "(everything)", "", "", "")
+        yield _step(name, answer, "(everything)")
     for condition in rule.conditions:
         mark = Text("✓", "green") if condition.matched else Text("✗", "red")
-        yield (*head, condition.field, mark, condition.wanted, condition.found)
-        head = ("", "")
+        yield _step(name, answer, condition.field, mark, condition.wanted, condition.found)
+        name, answer = "", Text("")
+
+
+def _step(
+    name: str, answer: Text, field: str, mark: str | Text = "", wanted: str = "", found: str = ""
+) -> Row:
+    return {
+        "RULE": name,
+        "MATCHES": answer,
+        "FIELD": Whole(field),
+        "": mark,
+        "WANTED": Wrapped(wanted),
+        "FOUND": Wrapped(found),
+    }
 
 
 def _answer(matched: bool) -> Text:
@@ -268,13 +255,16 @@ def _print_simulation(told: Simulation) -> None:
     )
     if not told.differences:
         return
-    listing = Listing(
-        *("JOB", "TOPIC", "TENANT", "WAS", "WOULD BE"),
-        flexible=("JOB", "TOPIC", "TENANT", "WAS", "WOULD BE"),
-        folded=("WAS", "WOULD BE"),
-    )
-    for each in told.differences:
-        listing.add(short_id(each.job_id), each.topic, each.tenant, each.was, each.would_be)
-    emit("", listing)
+    rows: list[Row] = [
+        {
+            "JOB": short_id(each.job_id),
+            "TOPIC": each.topic,
+            "TENANT": each.tenant,
+            "WAS": Wrapped(each.was),
+            "WOULD BE": Wrapped(each.would_be),
+        }
+        for each in told.differences
+    ]
+    emit("", Listing(rows))
     if (more := told.changed - len(told.differences)) > 0:
         echo(f"… and {more:,} more")

@@ -12,76 +12,141 @@ from typing import Any
 
 import click
 
+from penstock.cli.engine import engine_options
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.groups import Commands
-from penstock.cli.place import placed
-from penstock.cli.terminal import echo
+from penstock.cli.output import echo, warn
 from penstock.core.errors import PenstockError, TooMany
 
 DEBUG = "PENSTOCK_X_DEBUG"
 """The variable that asks for stack traces."""
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Run": {
+    "Everyday": {
         "up": ("up", "Start an engine, with workers for an application."),
-        "worker": ("worker", "Join an engine with a worker process."),
-    },
-    "Containers": {
+        "down": ("up", "Stop the engine of this data directory."),
+        "status": (
+            "status",
+            "Show whether the engine runs, its jobs and workers, and what needs a person.",
+        ),
+        "submit": ("job_submit", "Submit a job; prints its id."),
         "run": ("run", "Run a command in a container, as a job."),
-        "container": ("container", "Serve container jobs over HTTP; engines and images."),
+        "ps": ("job_list", "List jobs, newest first."),
+        "show": ("job_show", "Show a job: its state, the reason, and its history."),
+        "watch": ("job_watch", "Watch a job until it ends."),
+        "logs": ("job_watch", "Print what a job wrote, and after it what its retries wrote."),
+        "result": ("job_result", "Print what a job returned."),
+        "cancel": ("job_act", "Cancel jobs."),
+        "retry": ("job_act", "Retry jobs that failed or timed out."),
+        "approve": ("job_act", "Approve jobs that are awaiting approval."),
+        "reject": ("job_act", "Reject jobs that are awaiting approval: they end DENIED."),
+        "ask": ("ask", "Ask a language model; prints its answer as it comes."),
+        "chat": ("chat", "Chat with a language model."),
+        "top": ("status", "Watch the engine: jobs, rates, workers."),
+        "events": ("job_watch", "Print everything that happens to any job, from now on."),
+        "dashboard": ("key", "Print a link that signs a browser in."),
     },
-    "Language models": {
-        "ask": ("ask", "Ask a language model; its answer is shown as it comes."),
-        "chat": ("chat", "Talk with a language model."),
-        "pipe": ("pipe", "Split a language model over several machines."),
-        "spool": ("spool", "Queue prompts in a folder, and let a local model work on them."),
-        "models": ("models", "Download, list, show and remove language models."),
-        "batch": ("batch", "Submit, list and read batches of requests to language models."),
-    },
-    "Jobs": {
-        "submit": ("submit", "Submit a job; prints its id."),
-        "ps": ("ps", "List jobs, newest first."),
-        "show": ("show", "Tell where a job is, why, and how it came there."),
-        "watch": ("watch", "Watch a job until it ends."),
-        "logs": ("logs", "Print what a job wrote, and after it what its retries wrote."),
-        "steps": ("steps", "List the rows that a job checkpointed, by name and number."),
-        "result": ("result", "Print what a job returned."),
-        "artifacts": ("artifacts", "List the files that a job left, or save them."),
-        "cancel": ("cancel", "End jobs."),
-        "retry": ("retry", "Submit jobs that ended badly once more."),
-        "dead": ("dead", "List jobs that ended FAILED or TIMEOUT and were not retried."),
-    },
-    "Pipelines": {
-        "pipeline": ("pipeline", "Start, watch and look into staged pipelines."),
-    },
-    "Approvals": {
-        "approvals": ("approvals", "List jobs that are awaiting approval."),
-        "approve": ("approvals", "Approve jobs that are awaiting approval."),
-        "reject": ("approvals", "Reject jobs that are awaiting approval: they end DENIED."),
-    },
-    "Control": {
+    "By noun": {
+        "job": ("job", "Submit, list, show, watch, cancel and retry jobs."),
+        "worker": ("worker", "Start, list, show and drain workers."),
+        "pool": ("pool", "List, show, pause, resume and drain pools."),
+        "topic": ("pool", "List the topics that workers serve."),
+        "schedule": ("schedule", "Create, list, show, change and delete schedules (cron)."),
+        "limit": ("limit", "Create, list, show and delete limits."),
+        "key": ("key", "Create, list, show and delete API keys."),
         "policy": ("policy", "Check, show, explain and simulate safety rules."),
-        "schedule": ("schedules", "Create, list and change schedules (cron)."),
-        "limit": ("limits", "Create, list and delete limits."),
-        "pool": ("pools", "List, pause, resume and drain pools."),
-        "keys": ("keys", "Create, list and revoke API keys."),
-        "audit": ("audit", "Show the audit log: who did what, newest first."),
+        "pipeline": ("pipeline", "Start, watch and inspect staged pipelines."),
+        "container": ("container", "Run and serve container jobs; engines and images."),
+        "model": ("model", "Download, list, show and delete language models."),
+        "node": ("node", "Split a language model over several machines."),
+        "batch": ("batch", "Submit, list and read batches of requests to language models."),
+        "spool": ("spool", "Queue prompts in a folder for a local model."),
     },
     "Engine": {
-        "top": ("top", "Watch the engine: jobs, rates, workers."),
-        "workers": ("fleet", "List the workers."),
-        "pools": ("fleet", "List the pools."),
-        "verify": ("upkeep", "Check every job's record against its log."),
-        "prune": ("upkeep", "Forget jobs that ended long ago."),
-        "backup": ("backup", "Copy the data directory to a new folder."),
-        "restore": ("backup", "Restore a backup to the data directory."),
+        "mcp": ("mcp", "Serve topics as tools of an AI agent (MCP)."),
+        "db": ("db", "Show, migrate, verify and fill the engine's PostgreSQL database."),
+        "config": ("config", "Show the settings in effect, and where each comes from."),
+        "audit": ("audit", "Show the audit log: who did what, newest first."),
+        "verify": ("data", "Check every job's record against its log."),
+        "prune": ("data", "Delete jobs that ended long ago."),
+        "backup": ("data", "Copy the data directory to a new folder."),
+        "restore": ("data", "Restore a backup to the data directory."),
         "doctor": ("doctor", "Check this installation and its data directory."),
-        "version": ("version", "Print the version, and those of what matters."),
+        "version": ("doctor", "Print the version of Penstock and of what it uses."),
     },
 }
 """By section: each command's module and sentence. A test compares these with the commands."""
 
+RENAMED: Mapping[str, str] = {
+    "workers": "worker list",
+    "pools": "pool list",
+    "keys": "key",
+    "keys revoke": "key delete",
+    "models": "model",
+    "models rm": "model delete",
+    "pipe": "node",
+    "pipe node": "node start",
+    "steps": "job steps",
+    "artifacts": "job artifacts",
+    "approvals": "job list --awaiting-approval",
+    "dead": "job list --dead",
+    "dead retry": "job retry",
+    "schedule put": "schedule create",
+    "limit put": "limit create",
+    "pipeline retry-failed": "pipeline retry",
+    "pipeline breakers": "pipeline breaker list",
+    "pipeline breakers reset": "pipeline breaker reset",
+    "container image ls": "container image list",
+    "container image rm": "container image delete",
+    "batch output": "batch result",
+    "spool ls": "spool list",
+    "spool clean": "spool prune",
+}
+"""Commands that had another name in version 0.1, and the new one. They go with the next version."""
+
+RENAMED_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "artifacts": {"-o": "--output"},
+    "job artifacts": {"--timeout": "--wait-timeout"},
+    "result": {"--timeout": "--wait-timeout"},
+    "cancel": {"--timeout": "--wait-timeout"},
+    "limit create": {"--key": "--per"},
+    "pool drain": {"--timeout": "--wait-timeout"},
+    "pipeline start": {"--config": "--input", "--follow": "--wait"},
+    "pipeline retry": {"--follow": "--wait"},
+    "pipeline cancel": {"--timeout": "--wait-timeout"},
+    "pipeline runs": {"--status": "--state"},
+    "container serve": {"--config": "--worker-config"},
+    "node start": {"--key": "--network-key"},
+    "node up": {"--key": "--network-key"},
+    "node status": {"--key": "--network-key"},
+    "spool list": {"--status": "--state"},
+    "spool cancel": {"--timeout": "--wait-timeout"},
+    "spool wait": {"--timeout": "--wait-timeout"},
+}
+"""The same for options, by command."""
+
 _MODULES = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
+_LONGEST = max(len(name.split()) for name in RENAMED)
+
+
+def current_names(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command line with today's names, and what to say about the old ones in it."""
+    words, notes = list(args), []
+    before = ""
+    for count in range(_LONGEST, 0, -1):
+        if new := RENAMED.get(old := " ".join(words[:count])):
+            words[:count], before = new.split(), old
+            notes.append(f"'penstock {old}' is now 'penstock {new}'")
+            break
+    for path in (before, words[0], " ".join(words[:2])):
+        for number, word in enumerate(words):
+            if word == "--":
+                break
+            option, equals, value = word.partition("=")
+            if new := RENAMED_OPTIONS.get(path, {}).get(option):
+                words[number] = f"{new}{equals}{value}"
+                notes.append(f"'{option}' of 'penstock {path}' is now '{new}'")
+    return words, notes
 
 
 class Program(Commands):
@@ -97,6 +162,14 @@ class Program(Commands):
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        words, notes = current_names(args)
+        if notes and not ctx.resilient_parsing:
+            warn("; ".join(notes))
+        return super().resolve_command(ctx, words)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for section, commands in COMMANDS.items():
@@ -120,10 +193,10 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 @click.group(
     cls=Program,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes, --json and shell completion: docs/reference/cli.md.",
 )
-@placed
+@engine_options
 @click.option(
     "--config",
     metavar="FILE",
@@ -158,7 +231,7 @@ def run(args: Sequence[str], **extra: Any) -> int:
             raise
         return _explain(error)
     except KeyboardInterrupt:
-        _say("interrupted")
+        warn("interrupted")
         return Exit.INTERRUPTED
 
 
@@ -169,20 +242,20 @@ def _flush() -> None:
 def _explain(error: Exception) -> int:
     match error:
         case click.Abort():
-            _say("interrupted")
+            warn("interrupted")
             return Exit.INTERRUPTED
         case click.UsageError():
             path = error.ctx.command_path if error.ctx else "penstock"
-            _say(error.format_message().rstrip("."), f"see '{path} --help'")
+            warn(error.format_message().rstrip("."), f"see '{path} --help'")
             return Exit.USAGE
         case click.ClickException():
-            _say(error.format_message())
+            warn(error.format_message())
             return Exit.USAGE
         case PenstockError():
-            _say(error.message, error.hint or _when(error))
+            warn(error.message, error.hint or _when(error))
             return exit_of(error)
         case _:
-            _say(
+            warn(
                 f"unexpected {type(error).__name__}: {error}",
                 f"{DEBUG}=1 shows where; please report it",
             )
@@ -193,12 +266,6 @@ def _when(error: PenstockError) -> str:
     """What to do about an error that passes by itself."""
     if not isinstance(error, TooMany):
         return ""
-    from penstock.cli.words import span
+    from penstock.cli.formats import span
 
     return f"try again in {span(error.retry_after)}"
-
-
-def _say(message: str, hint: str = "") -> None:
-    echo(f"penstock: {message}", err=True)
-    if hint:
-        echo(f"  {hint}", err=True)

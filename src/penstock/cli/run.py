@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import msgspec
 
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import run as run_async
 from penstock.cli.exits import Exit
-from penstock.cli.interrupt import interruptible
-from penstock.cli.paper import print_json, record
-from penstock.cli.parameters import DURATION, PAIR, PRIORITY, ParamType, as_json
-from penstock.cli.place import Place, client_at, placed
-from penstock.cli.place import run as run_async
-from penstock.cli.terminal import echo
-from penstock.cli.words import short_id
-from penstock.core.errors import Conflict, NotFound, NotRunning
+from penstock.cli.formats import short_id
+from penstock.cli.options import DURATION, PAIR, PRIORITY, SIZE, as_json, started
+from penstock.cli.output import echo, print_done, print_json, record, warn
+from penstock.cli.service import cancelling
+from penstock.core.errors import Conflict, NotFound, NotRunning, UnknownTopic
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import JobUpdate, Streamed
 from penstock.workloads.container.files.output import read_piece
@@ -31,7 +29,6 @@ from penstock.workloads.container.files.output import read_piece
 if TYPE_CHECKING:
     from penstock.app.client import Client
     from penstock.app.containers import Container, Ran
-    from penstock.config import Settings
     from penstock.core.job import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +42,7 @@ _ENDS = {
 
 
 _MIB = 1 << 20
+_WORKER = "worker start --containers auto"
 _REFUSED = {
     ("-t", "--tty"): "a job has no terminal; leave it out (-i passes standard input on)",
     ("-p", "--publish"): "ports can't be published; a job ends, it does not serve",
@@ -90,31 +88,6 @@ def _docker_options(command: F) -> F:
     return command
 
 
-class _Bytes(ParamType):
-    """A size as Docker writes it: bytes, or with b, k, m or g."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        if not (found := _SIZE.fullmatch(value.strip().lower())):
-            raise click.BadParameter(
-                f"{value!r} is not a size; write 64m, 2g or a number of bytes", ctx, param
-            )
-        size = int(float(found[1]) * _SIZE_UNITS[found[2]])
-        if size < _MIB:
-            raise click.BadParameter(
-                f"{value!r} is only {size} bytes; write {found[1]}m for MiB", ctx, param
-            )
-        return size
-
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg]?)(?:i?b)?")
-_SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_BYTES = _Bytes()
-
-
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("image")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
@@ -131,15 +104,15 @@ _BYTES = _Bytes()
     type=click.File("r"),
     help="A file with such variables, one a line; may be repeated.",
 )
-@click.option("-m", "--memory", type=_BYTES, metavar="SIZE", help="Memory it may use, as 512m.")
+@click.option("-m", "--memory", type=SIZE, metavar="SIZE", help="Memory it may use, as 512m.")
 @click.option("--cpus", type=float, metavar="N", help="Processors it may use.")
 @click.option("--gpus", metavar="WHICH", help="GPUs: 'all', a number, or 'device=0,1'.")
-@click.option("--shm-size", type=_BYTES, metavar="SIZE", help="Size of /dev/shm.")
-@click.option("--tmp-size", type=_BYTES, metavar="SIZE", help="Size of /tmp.")
+@click.option("--shm-size", type=SIZE, metavar="SIZE", help="Size of /dev/shm.")
+@click.option("--tmp-size", type=SIZE, metavar="SIZE", help="Size of /tmp.")
 @click.option(
     "--pids", "--pids-limit", type=int, metavar="N", help="Processes it may have at once."
 )
-@click.option("--timeout", type=DURATION, help="How long it may run.")
+@click.option("--timeout", type=DURATION, help="Maximum run time of one attempt.")
 @click.option(
     *("-i", "--interactive", "--stdin"),
     "stdin",
@@ -186,25 +159,22 @@ _BYTES = _Bytes()
     help="A label of the job; may be repeated.",
 )
 @click.option("--priority", type=PRIORITY, help="How urgent it is.")
-@click.option("--tenant", help="Whom it belongs to.")
+@click.option("--tenant", help="Its tenant.")
 @click.option("--key", help="An idempotency key: the same key again is the same job.")
-@click.option(
-    *("-d", "--detach"), is_flag=True, help="Print the job's id, and leave it to a running engine."
-)
+@started(True)
 @click.option("--rm", is_flag=True, expose_value=False, help="Accepted: it is always removed.")
 @click.option("--init", is_flag=True, expose_value=False, hidden=True)
 @click.option("--read-only", is_flag=True, expose_value=False, hidden=True)
 @_docker_options
 @as_json
-@placed
-@click.pass_obj
+@on_engine
 def run(
-    place: Place,
+    engine: EngineRef,
     /,
     image: str,
     cmd: tuple[str, ...],
     output: Path | None,
-    detach: bool,
+    wait: bool,
     json: bool,
     name: str | None,
     label: tuple[tuple[str, str], ...],
@@ -219,7 +189,7 @@ def run(
     'penstock run alpine:latest echo hello'. Options are those of 'docker run' where they mean the
     same, and come before IMAGE. Its output is shown as it comes, into a pipe byte for byte, and its
     exit code is this command's; without one: 1 failed, 5 cancelled, 6 denied, 7 out of time.
-    Ctrl-C ends the container. If no engine is running, it runs in this process.
+    Ctrl-C cancels the job. If no engine is running, it runs in this process.
     """
     words = cmd[1:] if cmd[:1] == ("--",) else cmd
     wanted = _container(image, words, output is not None, said)
@@ -234,7 +204,7 @@ def run(
         )
         if value is not None
     }
-    return run_async(_run(place, wanted, options, output, detach, json))
+    return run_async(_run(engine, wanted, options, output, wait, json))
 
 
 def _container(image: str, cmd: tuple[str, ...], outputs: bool, said: dict[str, Any]) -> Container:
@@ -242,9 +212,9 @@ def _container(image: str, cmd: tuple[str, ...], outputs: bool, said: dict[str, 
 
     given = {
         "env": _env(said.pop("env"), said.pop("env_file")) or None,
-        "memory_mb": _mebibytes(said.pop("memory")),
-        "shm_mb": _mebibytes(said.pop("shm_size")),
-        "tmp_mb": _mebibytes(said.pop("tmp_size")),
+        "memory_mb": _mebibytes("--memory", said.pop("memory")),
+        "shm_mb": _mebibytes("--shm-size", said.pop("shm_size")),
+        "tmp_mb": _mebibytes("--tmp-size", said.pop("tmp_size")),
         "mounts": dict(map(_mount, said.pop("volume"))) or None,
         "network": _NETWORKS.get(said["network"], said.pop("network")),
         "gpus": _gpus(said.pop("gpus")),
@@ -273,7 +243,11 @@ def _env(given: tuple[str, ...], files: tuple[Any, ...]) -> dict[str, str]:
     return found
 
 
-def _mebibytes(size: int | None) -> float | None:
+def _mebibytes(option: str, size: int | None) -> float | None:
+    if size is not None and size < _MIB:
+        raise click.BadParameter(
+            f"{size} bytes is less than 1 MiB; write {size}m for MiB", param_hint=option
+        )
     return None if size is None else size / _MIB
 
 
@@ -315,21 +289,26 @@ def _input(text: str) -> tuple[str, Path]:
 
 
 async def _run(
-    place: Place,
+    engine: EngineRef,
     wanted: Container,
     options: dict[str, Any],
     output: Path | None,
-    detach: bool,
+    wait: bool,
     json: bool,
 ) -> int:
-    async with _engine(place, detach) as client:
+    own = partial(_own_engine, engine, wait)
+    async with engine.client_or(own) as (client, _):
         await _check_name(client, options.get("job_id"))
-        handle = await wanted.asubmit(client, **options)
-        if detach:
-            print_json(record(handle.record)) if json else echo(handle.job_id)
+        try:
+            handle = await wanted.asubmit(client, **options)
+        except UnknownTopic as error:
+            error.hint = f"start a worker that does: {engine.command(_WORKER)}"
+            raise
+        if not wait:
+            print_done(json, record(handle.record), handle.job_id)
             return Exit.OK
         shown = _Shown(silent=json)
-        async with interruptible(handle) as interrupted:
+        async with cancelling(handle.acancel) as interrupted:
             await shown.follow(handle.afollow())
         job = await handle.await_end()
         return await _told(client, job, output, json, bool(interrupted), shown)
@@ -344,27 +323,17 @@ async def _check_name(client: Client, name: str | None) -> None:
         raise Conflict(f"--name: there is a job {name!r} already", hint="choose another name")
 
 
-@asynccontextmanager
-async def _engine(place: Place, detach: bool) -> AsyncIterator[Client]:
-    """The engine that runs, or else one in this process."""
-    async with AsyncExitStack() as stack:
-        try:
-            client = await stack.enter_async_context(client_at(place))
-        except NotRunning as error:
-            if detach:
-                hint = "-d leaves the job to an engine: 'penstock up --containers auto' starts one"
-                raise NotRunning(error.message, hint=hint) from None
-            if place.connect:
-                raise
-            client = await stack.enter_async_context(_own_engine(place.settings()))
-        yield client  # if it is lost from here on, it is waited for: it has the job
-
-
-def _own_engine(settings: Settings) -> AbstractAsyncContextManager[Client]:
+def _own_engine(
+    engine: EngineRef, wait: bool, running: Client | None
+) -> AbstractAsyncContextManager[Client]:
     from penstock.app.application import App
 
-    if not settings.containers:
-        settings = msgspec.structs.replace(settings, containers="auto")
+    settings = engine.settings()
+    if not wait:
+        hint = "-d leaves the job to an engine: 'penstock up --containers auto' starts one"
+        raise NotRunning(f"no engine answers at {settings.data_dir}", hint=hint)
+    if not settings.containers.engine:
+        settings = settings.changed(containers__engine="auto")
     return App().run(settings=settings)
 
 
@@ -412,10 +381,9 @@ class _Shown:
                 await self._write(stream, left[done:])
             elif done < total:
                 whole = False
-                echo(
-                    f"penstock: {stream}: {total - done:,} of {total:,} bytes are missing here;"
-                    " the worker keeps no more ('max_log_bytes')",
-                    err=True,
+                warn(
+                    f"{stream}: {total - done:,} of {total:,} bytes are missing here;"
+                    " the worker keeps no more ('max_log_bytes')"
                 )
         return whole
 
@@ -436,12 +404,14 @@ async def _told(
     if json:
         told = {**vars(end), "artifacts": [*left], "state": job.state.value}
         del told["sizes"]
-        print_json(msgspec.to_builtins(told))
+        print_json(told)
     elif end.error_code is not None and end.error_code != "NON_ZERO_EXIT":
-        echo(f"penstock: {end.error_code}: {end.error_message}", err=True)
-        echo(f"  job {short_id(job.job_id)}; see 'penstock show {job.job_id}'", err=True)
+        warn(
+            f"{end.error_code}: {end.error_message}",
+            f"job {short_id(job.job_id)}; see 'penstock show {job.job_id}'",
+        )
     for reason in end.skipped:
-        echo(f"penstock: not kept: {reason}", err=True)
+        warn(f"not kept: {reason}")
     if interrupted:
         return Exit.INTERRUPTED
     if end.exit_code is not None:

@@ -1,4 +1,9 @@
-"""Running something until a signal ends it: the first asks it to finish, the next hurries."""
+"""Processes that run until a signal ends them, and what Ctrl-C does.
+
+A server: the first signal asks it to finish what it runs, the next stops it at once. A command
+that started a job and waits for it: the first cancels the job, the next leaves at once. A command
+that only watches leaves the job alone.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,15 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Coroutine
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
-from penstock.app.portal import new_event_loop
 from penstock.cli.exits import Exit
+from penstock.cli.output import harmless, warn
+from penstock.cli.program import DEBUG
+from penstock.ports.executor import IN_JOB_LOG, JOB_LOGGER
 
 T = TypeVar("T")
 
@@ -20,10 +29,13 @@ log = logging.getLogger("penstock.cli")
 _GARBAGE = 20_000
 """New containers after which Python looks for rings of garbage; its own default is 700."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31"}
 
 
 def run_service(work: Coroutine[Any, Any, T]) -> T:
     """Run it to its end, in the fastest loop there is here."""
+    from penstock.app.portal import new_event_loop
+
     # What is loaded by now stays; and few of the many small things that a job leaves behind
     # refer to each other, so looking for rings among them so often is time lost.
     gc.freeze()
@@ -33,7 +45,7 @@ def run_service(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Stop:
-    """The wish of whoever sends signals."""
+    """Whether this process was asked to stop, by signals."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -46,11 +58,10 @@ class Stop:
 
     def _hear(self, number: int) -> None:
         if not self.asked.is_set():
-            log.info(
-                "%s: finishing what runs; once more to stop at once", signal.Signals(number).name
-            )
+            name = signal.Signals(number).name
+            log.info("%s: finishing what runs; once more to stop at once", name)
             self.asked.set()
-        elif not self.urgent.is_set():
+        else:
             self.urgent.set()
 
     async def first_of(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -89,3 +100,75 @@ async def _race(work: Coroutine[Any, Any, None], event: asyncio.Event, *, settle
         waiting.cancel()
         working.cancel()
         await asyncio.wait({waiting, working} if settled else {waiting})
+
+
+@asynccontextmanager
+async def cancelling(
+    cancel: Callable[[str], Awaitable[Any]],
+    notice: Callable[[str], None] = warn,
+) -> AsyncIterator[list[str]]:
+    """While what this command started is waited for: the first Ctrl-C cancels it, the second
+    leaves at once. What is given says by which signal. `cancel` takes the reason."""
+    loop, heard, tasks = asyncio.get_running_loop(), list[str](), set[asyncio.Task[Any]]()
+
+    async def cancel_it(reason: str) -> None:
+        await cancel(reason)
+
+    def hear(number: signal.Signals) -> None:
+        if heard:
+            leave_at_once("left at once; the cancellation was asked for")
+        heard.append(number.name)
+        notice("cancelling; Ctrl-C once more leaves at once")
+        tasks.add(loop.create_task(cancel_it(f"{number.name} at the terminal")))
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, hear, number)
+    try:
+        yield heard
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# -- the log of a server -----------------------------------------------------------
+
+
+class LogLines(logging.Formatter):
+    """`12:03:44 message`, the level if it is worth a look, and no stack trace unless asked."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__("%(message)s", datefmt="%H:%M:%S")
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{self.formatTime(record, self.datefmt)} "
+        if record.levelno >= logging.WARNING:
+            level = record.levelname.lower()
+            code = _COLOURS.get(record.levelno, "0")
+            text += f"\x1b[{code}m{level}\x1b[0m: " if self._colour else f"{level}: "
+        if job_id := getattr(record, "job_id", ""):
+            text += f"[{job_id}] "
+        text += harmless(record.getMessage())
+        if record.exc_info and record.exc_info[1] is not None:
+            if os.environ.get(DEBUG):
+                return f"{text}\n{harmless(self.formatException(record.exc_info))}"
+            error = record.exc_info[1]
+            text += harmless(f": {type(error).__name__}: {error}")
+        return text
+
+
+def log_to_stderr(*, verbose: bool = False) -> None:
+    """Let this process's log, and those of the jobs that it runs, go to stderr."""
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogLines(colour=colour))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("penstock").setLevel(logging.DEBUG if verbose else logging.INFO)
+    # What jobs log and print is told once: as lines of their logs.
+    handler.addFilter(lambda record: not hasattr(record, IN_JOB_LOG))
+    jobs = logging.getLogger(JOB_LOGGER)
+    jobs.addHandler(handler)
+    jobs.propagate = False

@@ -7,23 +7,24 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
+from msgspec.structs import replace
 
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
-from penstock.cli.journal import keep_journal
+from penstock.cli.formats import moment, plural, size, span
+from penstock.cli.generation import PULL, explained
 from penstock.cli.live import LiveScreen
-from penstock.cli.llm import PULL, told
-from penstock.cli.parameters import DURATION, SIZE
-from penstock.cli.place import Place
-from penstock.cli.spool_options import check_folder, placed
-from penstock.cli.terminal import harmless
-from penstock.cli.words import moment, plural, size, span
+from penstock.cli.options import DURATION, SIZE, as_lines, converted, verbose
+from penstock.cli.output import banner, rich_text
+from penstock.cli.service import Stop, log_to_stderr, run_service
+from penstock.cli.spool_view import check_folder, in_workspace
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.config import ModelConfig
@@ -34,10 +35,9 @@ from penstock.workloads.spool.server.running import EventKind, JobEvent
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from penstock.cli.service import Stop
+    from penstock.config import Settings
     from penstock.workloads.llm.runner import Runner
     from penstock.workloads.llm.values import ModelFacts
-    from penstock.workloads.spool.server.running import JobEvent
     from penstock.workloads.spool.server.server import Server
 
 _WORDS = {
@@ -51,11 +51,9 @@ _WIDEST = max(len(word) for word, _ in _WORDS.values())
 
 
 def _line(event: JobEvent) -> Text:
-    from rich.text import Text
-
     word, style = _WORDS[event.what]
     head = f"{moment(event.at, time.time())}  {event.job_id}  "
-    return Text.assemble(head, (f"{word:<{_WIDEST}}", style), *_details(event))
+    return rich_text(head, (f"{word:<{_WIDEST}}", style), *_details(event))
 
 
 def _details(event: JobEvent) -> list[str | tuple[str, str]]:
@@ -67,140 +65,128 @@ def _details(event: JobEvent) -> list[str | tuple[str, str]]:
         parts.append(f"  {plural(event.tokens, 'token')}{speed}")
     why = ": ".join(filter(None, (event.code, event.reason)))
     if why:
-        parts.append((f"  {harmless(why)}", "dim"))
+        parts.append((f"  {why}", "dim"))
     return parts
 
 
-def _standing(server: Server, seconds: float) -> Text:
-    from rich.text import Text
-
+def _status(server: Server, seconds: float) -> Text:
     counts = server.counts
-    return Text.assemble(
+    return rich_text(
         *("queued ", (f"{server.queued:,}", "cyan"), "   "),
         *("running ", (f"{len(server.running):,}", "yellow"), "   "),
         *("done ", (f"{counts.done:,}", "green"), "   "),
         *("failed ", (f"{counts.failed:,}", "red" if counts.failed else "")),
         (f"   {counts.tokens:,} tokens   up {span(seconds)}", "dim"),
         ("".join(f"   {name}" for name in server.health.troubles), "bold red"),
-        no_wrap=True,
-        overflow="ellipsis",
+        cut=True,
     )
 
 
 log = logging.getLogger("penstock.cli")
+C = TypeVar("C", ModelConfig, ServerConfig)
 
 
 @click.command()
-@placed
+@in_workspace
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="FILE|NAME",
-    help="A GGUF file, or a model of 'penstock models'; may be repeated, the first is the default.",
+    help="A GGUF file, or a model's name; may be repeated, the first is the default.",
 )
 @click.option(
     "--models-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where models are kept, if not where 'penstock models' keeps them.",
+    help="Where models are kept; else the setting models.dir.",
 )
-@click.option("--workers", type=int, metavar="N", help="Jobs at once; 8 if nothing is said.")
-@click.option("--context", type=int, metavar="TOKENS", help="What one job may have, with answer.")
-@click.option("--threads", type=int, metavar="N", help="Threads that compute; else one per core.")
-@click.option("--memory", type=SIZE, help="What all models may take together.")
-@click.option("--max-tokens", type=int, metavar="N", help="Of jobs that name no limit; 2048.")
-@click.option("--attempts", type=int, metavar="N", help="How often a job may crash it; 3.")
-@click.option("--drain", type=DURATION, help="What running jobs get when it is stopped; 30s.")
 @click.option(
-    "--no-sync", is_flag=True, help="Faster, but what is done may not survive power loss."
+    "--split-model",
+    metavar="NAME|FILE",
+    help="A model that is split over nodes, instead of whole ones: this server is its origin, with"
+    " the settings of [node].",
 )
-@click.option("--keep", "keep_jobs", type=int, metavar="N", help="Keep so many ended jobs.")
-@click.option("--keep-for", "keep_seconds", type=DURATION, help="Keep ended jobs so long.")
-@click.option("--json", "json", is_flag=True, help="Print JSON lines.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@click.option("--join", multiple=True, metavar="ADDRESS", help="A node of the split model.")
+@click.option("--workers", type=int, metavar="N", help="Jobs at once; by default 8.")
+@click.option("--context", type=int, metavar="TOKENS", help="Context of one job.")
+@click.option("--threads", type=int, metavar="N", help="Threads that compute; else one per core.")
+@click.option("--memory", type=SIZE, help="Memory that all models may take together.")
+@click.option("--max-tokens", type=int, metavar="N", help="Default limit of a job: 2048.")
+@click.option("--attempts", type=int, metavar="N", help="How often a job may crash it: 3.")
+@click.option("--drain", type=DURATION, help="Time for running jobs at the end: 30s.")
+@click.option(
+    *("--no-sync", "sync"),
+    flag_value=Sync.NONE.value,
+    default=None,
+    help="Faster, but what is done may not survive power loss.",
+)
+@click.option("--keep", "keep_jobs", type=int, metavar="N", help="Keep this many ended jobs.")
+@click.option("--keep-for", "keep_seconds", type=DURATION, help="Keep ended jobs this long.")
+@as_lines
+@verbose
 @click.pass_obj
 def serve(
-    place: Place,
-    workspace: Path,
-    models: tuple[str, ...],
-    models_dir: Path | None,
-    workers: int | None,
-    context: int | None,
-    threads: int | None,
-    memory: int | None,
-    max_tokens: int | None,
-    attempts: int | None,
-    drain: float | None,
-    no_sync: bool,
-    keep_jobs: int | None,
-    keep_seconds: float | None,
+    engine_ref: EngineRef,
+    /,
+    split_model: str | None,
+    join: tuple[str, ...],
     json: bool,
     verbose: bool,
+    **said: Any,
 ) -> int:
-    """Let a model work on the jobs of a folder.
+    """Serve the jobs of a folder with a local model.
 
     Several servers may share one. It runs until SIGINT or SIGTERM, then lets running jobs
     finish; a second signal queues them again and stops it at once. Without --model it has all
-    models of 'penstock models'.
+    models of 'penstock model list'.
     """
-    from penstock.cli.service import run_service
-
-    check_folder(workspace)
-    settings = place.settings()
+    check_folder(said["workspace"])
+    settings = engine_ref.settings()
+    if split_model and (said["models"] or said["models_dir"]):
+        raise InvalidRequest("--split-model", "can't be used with --model or --models-dir")
+    if join and not split_model:
+        raise InvalidRequest("--join", "is for a split model", hint="add --split-model NAME")
+    if split_model:
+        node = settings.node
+        node = replace(node, model=split_model, join=join or node.join)
+        settings = replace(settings, node=node)
+    config = _checked(ServerConfig, said)
+    models = settings.models
     engine = _checked(
         ModelConfig,
-        models_dir=models_dir or settings.model_folder,
-        models=models,
-        slots=workers,
-        context=context,
-        threads=threads,
-        memory=memory,
-        gpu_layers=settings.model_gpu_layers,
-        tensor_split=settings.model_tensor_split,
-        projector_gpu=settings.model_projector_gpu,
+        said,
+        models_dir=said["models_dir"] or settings.model_folder,
+        slots=said["workers"],
+        gpu_layers=models.gpu_layers,
+        tensor_split=models.tensor_split,
+        projector_gpu=models.projector_gpu,
     )
-    config = _checked(
-        ServerConfig,
-        workspace=workspace,
-        workers=workers,
-        sync=Sync.NONE if no_sync else Sync.FULL,
-        max_tokens=max_tokens,
-        attempts=attempts,
-        drain=drain,
-        keep_jobs=keep_jobs,
-        keep_seconds=keep_seconds,
-    )
-    return run_service(_serve(config, engine, json=json, verbose=verbose))
+    runner = partial(_split, settings) if split_model else partial(_whole, engine)
+    return run_service(_serve(config, runner, json=json, verbose=verbose))
 
 
-C = TypeVar("C", ModelConfig, ServerConfig)
-
-
-def _checked(kind: type[C], **said: Any) -> C:
-    """One with what was said; raises InvalidRequest, which names the field."""
-    given = {name: value for name, value in said.items() if value is not None}
+def _checked(kind: type[C], said: Mapping[str, Any], **more: Any) -> C:
+    """Made of its fields that were said. Raises InvalidRequest, which names the option."""
+    given = {**{name: said[name] for name in kind.__struct_fields__ if name in said}, **more}
     try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).replace("`", "").partition(" - at $.")
+        return converted({name: of for name, of in given.items() if of is not None}, kind)
+    except InvalidRequest as error:
         name = {"slots": "workers", "keep_jobs": "keep", "keep_seconds": "keep_for"}.get(
-            where, where
+            error.field, error.field
         )
-        raise InvalidRequest(
-            "--" + name.replace("_", "-"), message[0].lower() + message[1:]
-        ) from error
+        raise InvalidRequest("--" + name.replace("_", "-"), error.problem) from error
 
 
-async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbose: bool) -> int:
-    from penstock.app.llm import llama_runner
-    from penstock.cli.service import Stop
+async def _serve(
+    config: ServerConfig, make: Callable[[], tuple[str, Runner]], *, json: bool, verbose: bool
+) -> int:
     from penstock.workloads.spool.server.server import Server
 
     stop = Stop()
     stop.listen()
-    with LiveScreen(_line, json=json) as screen, told():
-        keep_journal(verbose=verbose)
-        name, runner = _default(engine), llama_runner(engine)
+    with LiveScreen(_line, json=json) as screen, explained():
+        log_to_stderr(verbose=verbose)
+        name, runner = make()
         try:
             server = Server(config, runner)
             if not await stop.first_of(_start(server, runner, name, screen)):
@@ -211,16 +197,22 @@ async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbo
             await runner.close()
 
 
-def _default(engine: ModelConfig) -> str:
-    """The model that is loaded first. Raises if one that was named is no good, or none is there,
-    or nothing can load it."""
-    from penstock.app.llm import llama_version, served_models
+def _whole(engine: ModelConfig) -> tuple[str, Runner]:
+    """The model that is loaded first, and what runs it. Raises if one that was named is no good, or
+    none is there, or nothing can load it."""
+    from penstock.app.llm import llama_runner, llama_version, served_models
 
     models = served_models(engine)
     if not models:
         raise NotFound("there is no model here", hint=PULL)
     llama_version()
-    return models[0].name
+    return models[0].name, llama_runner(engine)
+
+
+def _split(settings: Settings) -> tuple[str, Runner]:
+    from penstock.app.llm import pipe_runner
+
+    return settings.node.model, pipe_runner(settings)
 
 
 async def _start(server: Server, runner: Runner, name: str, screen: LiveScreen) -> None:
@@ -233,7 +225,7 @@ async def _start(server: Server, runner: Runner, name: str, screen: LiveScreen) 
     for event in early:
         screen.tell(event)
     server.on_event = screen.tell
-    screen.stand(partial(_standing, server))
+    screen.show_status(partial(_status, server))
 
 
 async def _stopped(server: Server, stop: Stop) -> int:
@@ -258,8 +250,6 @@ def _ready(config: ServerConfig, model: ModelFacts) -> dict[str, Any]:
 def _banner(
     config: ServerConfig, engine: str, model: ModelFacts, others: Sequence[ModelFacts]
 ) -> str:
-    from penstock import __version__
-
     counts = Workspace(config.workspace).counts()
     survives = "power loss" if config.sync is Sync.FULL else "the process, but not power loss"
     facts = [
@@ -272,6 +262,4 @@ def _banner(
         ("queued", plural(counts[Status.QUEUED], "job")),
         ("submit", f'penstock spool submit {shlex.quote(str(config.workspace))} "…"'),
     ]
-    lines = [f"penstock {__version__}, spool server, process {os.getpid()}"]
-    lines += [f"  {name:<10}  {value}" for name, value in facts if value]
-    return "\n".join([*lines, "ready; Ctrl-C stops it"])
+    return banner(f"spool server, process {os.getpid()}", facts)

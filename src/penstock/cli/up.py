@@ -1,18 +1,32 @@
-"""`penstock up`: an engine, and workers for an application, in one process."""
+"""`penstock up` and `down`: an engine, with workers for an application, in one process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import os
+import signal
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec.structs import replace
 
-from penstock.cli.journal import keep_journal
-from penstock.cli.place import Place, placed
-from penstock.cli.terminal import echo
-from penstock.cli.words import plural
+from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.exits import Exit
+from penstock.cli.formats import plural, span
+from penstock.cli.options import as_json, serving, verbose, waits
+from penstock.cli.output import banner, echo, print_done
+from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
+from penstock.core.errors import (
+    NotPermitted,
+    NotRunning,
+    OwnedByAnother,
+    StoreFailed,
+    Unavailable,
+    WaitTimedOut,
+)
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.store import Durability
 from penstock.workloads.llm.values import model_of
@@ -21,10 +35,15 @@ from penstock.workloads.pipes.status import LABEL
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.app.engine import Engine
+    from penstock.app.portal import Portal
+    from penstock.app.standby import StandBy
     from penstock.config import Settings
+    from penstock.ports.executor import Executor
 
 log = logging.getLogger("penstock.cli")
 
+_AGAIN = 1.0
+"""Seconds between two tries to reach a database that was lost."""
 _USUAL = "127.0.0.1:7470"
 _SURVIVES = {
     Durability.DISK: "an acknowledged job survives power loss",
@@ -34,26 +53,7 @@ _SURVIVES = {
 
 
 @click.command()
-@click.option("--app", metavar="MODULE:APP", help="The application whose jobs to run here.")
-@click.option(
-    "--pipeline",
-    multiple=True,
-    metavar="NAME",
-    help="A pipeline to serve as well, as MODULE:NAME; may be repeated.",
-)
-@click.option(
-    "--containers",
-    metavar="ENGINE",
-    help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
-)
-@click.option(
-    "--model",
-    multiple=True,
-    metavar="NAME",
-    help="A language model to serve as well: its name, a file, or 'auto' for all that 'penstock"
-    " models' lists; may be repeated.",
-)
-@placed
+@serving
 @click.option(
     "--listen",
     multiple=True,
@@ -61,97 +61,141 @@ _SURVIVES = {
     help="Where to listen: unix:, unix:/PATH or tcp://127.0.0.1:PORT; may be repeated.",
 )
 @click.option(
+    "--store", metavar="URL", help="Keep jobs in PostgreSQL: postgresql://user@host/database."
+)
+@click.option(
     "--durability",
     type=click.Choice([durability.value for durability in Durability]),
     help="What an acknowledged job survives: power loss, the process's death, or nothing.",
 )
+@click.option("--http", metavar="HOST:PORT", help="Where HTTP listens; by default 127.0.0.1:7470.")
 @click.option(
-    "--http", metavar="HOST:PORT", help="Where HTTP listens; 127.0.0.1:7470 if nothing is said."
+    *("--link", "link__listen"),
+    metavar="HOST:PORT",
+    help="Where workers on other machines connect, over TLS.",
 )
 @click.option("--no-http", is_flag=True, help="Open no HTTP port.")
 @click.option("--rules", metavar="FILE", help="The file of safety rules.")
-@click.option("--concurrency", type=int, metavar="N", help="How many jobs to run at once here.")
 @click.option("--no-worker", is_flag=True, help="Run no jobs here; workers join from elsewhere.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
-@click.pass_obj
+@verbose
+@on_engine
 def up(
-    place: Place,
+    engine: EngineRef,
+    /,
     app: str | None,
-    pipeline: tuple[str, ...],
-    containers: str | None,
-    model: tuple[str, ...],
-    listen: tuple[str, ...],
-    durability: str | None,
     http: str | None,
     no_http: bool,
-    rules: str | None,
-    concurrency: int | None,
     no_worker: bool,
     verbose: bool,
+    **said: Any,
 ) -> None:
     """Start an engine, with workers for an application.
 
-    It runs until SIGTERM or SIGINT, then lets running jobs finish; a second signal stops it
-    at once. Whatever it has accepted is taken up again at the next start.
+    It runs until SIGTERM, SIGINT or 'penstock down', then lets running jobs finish; a second signal
+    stops it at once. Unfinished jobs go on after the next start.
     """
     from penstock.app import load_app
-    from penstock.cli.service import run_service
 
-    if place.connect:
-        raise click.UsageError("--connect makes no sense here: --listen says where to listen")
-    settings = place.settings(
-        listen=listen or None,
-        pipelines=pipeline or None,
-        containers=containers,
-        models=model or None,
-        durability=durability,
-        http="" if no_http else http,
-        rules=rules,
-        concurrency=concurrency,
-    )
-    any_port = not (settings.http or no_http)
+    if engine.connect:
+        raise click.UsageError("--connect can't be used here: --listen says where to listen")
+    settings = engine.settings(http__listen="" if no_http else http, **said)
+    any_port = not (settings.http.listen or no_http)
     if any_port:
-        settings = replace(settings, http=_USUAL)
+        settings = settings.changed(http__listen=_USUAL)
     application = load_app(app) if app else None
-    keep_journal(verbose=verbose)
-    serving = _serve(place, settings, None if no_worker else application, no_worker, any_port)
-    run_service(serving)
+    log_to_stderr(verbose=verbose)
+    run_service(_serve(engine, settings, None if no_worker else application, no_worker, any_port))
 
 
 async def _serve(
-    place: Place, settings: Settings, app: App | None, no_worker: bool, any_port: bool
+    ref: EngineRef, settings: Settings, app: App | None, no_worker: bool, any_port: bool
 ) -> None:
     from penstock.app.application import make_executors
-    from penstock.app.client import Client
     from penstock.app.engine import Engine
     from penstock.app.portal import Portal
-    from penstock.cli.exits import Exit
-    from penstock.cli.service import Stop, leave_at_once
 
     stop = Stop()
     stop.listen()
-    executors = [] if no_worker else make_executors(app, settings)
-    engine = Engine(settings, executors, any_port=any_port)
-    if app is not None:
-        portal = Portal(asyncio.get_running_loop())
-        engine.on_failure = portal.fail
-        engine.on_open = lambda: app.bind(Client(engine.api, portal, app.functions))
-    await engine.start()
+    standby: StandBy | None = None
+    was_up = False
+    try:
+        while not stop.asked.is_set():
+            executors = [] if no_worker else make_executors(app, settings)
+            engine = Engine(
+                settings,
+                executors,
+                any_port=any_port,
+                patience=0.0 if settings.store else None,
+                sockets=standby.sockets() if standby is not None else None,
+            )
+            if app is not None:
+                portal = Portal(asyncio.get_running_loop())
+                engine.on_failure = portal.fail
+                engine.on_open = partial(_bind, app, engine, portal)
+            try:
+                await engine.start()
+            except OwnedByAnother:
+                standby = standby or await _standing_by(settings, any_port)
+                await stop.first_of(standby.run())
+            except StoreFailed as error:
+                if not was_up:
+                    raise
+                log.warning("%s; trying again", error.message)
+                await stop.first_of(asyncio.sleep(_AGAIN))
+            else:
+                was_up = True
+                await _run(ref, engine, executors, stop)
+    finally:
+        if standby is not None:
+            await standby.close()
+    log.info("stopped")
+
+
+def _bind(app: App, engine: Engine, portal: Portal) -> None:
+    from penstock.app.client import Client
+
+    app.bind(Client(engine.api, portal, app.functions))
+
+
+async def _run(ref: EngineRef, engine: Engine, executors: list[Executor], stop: Stop) -> None:
+    """Until it is asked to stop, or another engine owns the database."""
     try:
         topics = sorted({topic for executor in executors for topic in executor.topics})
-        echo(await _banner(place, engine, topics))
+        echo(await _banner(ref, engine, topics))
         await stop.first_of(engine.wait())
+    except Unavailable:
+        if not engine.was_replaced:
+            raise
     finally:
         if not await stop.unless_urgent(engine.stop()):
             leave_at_once("stopped at once; jobs that still ran are left to the next start")
         if engine.left_running:
             leave_at_once(str(engine.failure), Exit.UNAVAILABLE)
-    log.info("stopped")
 
 
-async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
-    from penstock import __version__
+async def _standing_by(settings: Settings, any_port: bool) -> StandBy:
+    from penstock.app.standby import StandBy
 
+    standby = StandBy(settings, any_port=any_port)
+    await standby.start()
+    echo(_standby_banner(settings, standby))
+    return standby
+
+
+def _standby_banner(settings: Settings, standby: StandBy) -> str:
+    owner = standby.engines.owner
+    facts = [
+        ("data", str(settings.data_dir)),
+        ("owner", owner.name if owner else "being replaced"),
+        ("listening", ", ".join(settings.addresses)),
+        ("http", standby.http or "off"),
+        ("worker", "none here while it stands by"),
+    ]
+    text = "stands by: connections are passed on to the owner, until that is gone"
+    return banner(f"process {os.getpid()}", [*facts, ("state", text)])
+
+
+async def _banner(ref: EngineRef, engine: Engine, topics: list[str]) -> str:
     settings, status = engine.settings, await engine.api.status()
     durability = settings.durability
     rules = f"{settings.rules} ({status.rules})" if settings.rules else "none: all jobs allowed"
@@ -161,30 +205,87 @@ async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
         ("rules", rules),
         ("listening", ", ".join(map(str, engine.addresses))),
         ("http", f"{engine.url} (read {engine.url}/docs)" if engine.url else "off"),
+        ("dashboard", await _dashboard(ref, engine)),
         ("worker", _worker(engine, topics)),
     ]
     for worker in await engine.api.workers():
         if worker.local and LABEL in worker.labels:
-            facts.append(("node", f"{worker.labels[LABEL]}, of {settings.pipe_model}"))
+            facts.append(("node", f"{worker.labels[LABEL]}, of {settings.node.model}"))
     if waiting := sum(n for state, n in status.tally.items() if state not in TERMINAL):
-        facts.append(("taken up", f"{plural(waiting, 'unfinished job')} of an earlier run"))
-    facts.append(_how_to_use(place, topics))
-    lines = [f"penstock {__version__}, process {status.pid}"]
-    lines += [f"  {name:<10}  {value}" for name, value in facts]
-    return "\n".join([*lines, "ready; Ctrl-C stops it"])
-
-
-def _how_to_use(place: Place, topics: list[str]) -> tuple[str, str]:
+        facts.append(("resumed", f"{plural(waiting, 'unfinished job')} of an earlier run"))
     if topics and all(map(model_of, topics)):
-        return "ask", f'penstock {place.spelled()}ask "…"'
-    topic = topics[0] if topics else "TOPIC"
-    return "submit", f"penstock {place.spelled()}submit {topic} --input '{{…}}' --wait"
+        facts.append(("ask", ref.command('ask "…"')))
+    else:
+        topic = topics[0] if topics else "TOPIC"
+        facts.append(("submit", ref.command(f"submit {topic} --input '{{…}}' --wait")))
+    return banner(f"process {status.pid}", facts)
+
+
+async def _dashboard(ref: EngineRef, engine: Engine) -> str:
+    """On a terminal a link that signs a browser in; what goes to a log must not have one."""
+    if not engine.url:
+        return ""
+    if sys.stdout.isatty():
+        link = await engine.api.keys.create_link()
+        return f"{link.url} (works once, for {span(link.expires_at - time.time())})"
+    return f"{engine.url}/dashboard/ (sign in with the link of '{ref.command('dashboard')}')"
 
 
 def _worker(engine: Engine, topics: list[str]) -> str:
     if not engine.worker_id:
-        return "none here; start one with 'penstock worker --app MODULE:APP'"
+        return "none here; start one with 'penstock worker start --app MODULE:APP'"
     if not topics:
         return f"{engine.worker_id}, with no jobs of its own"
     some = ", ".join(topics[:5]) + (f" and {len(topics) - 5} more" if len(topics) > 5 else "")
     return f"{engine.worker_id}, {engine.settings.concurrency} at once: {some}"
+
+
+_LOOK = 0.1
+"""Seconds between checks of an engine that is stopping."""
+
+
+@click.command()
+@click.option("--now", is_flag=True, help="Do not let running jobs finish.")
+@waits("60s", "How long to wait for it to end.")
+@as_json
+@on_engine
+def down(engine: EngineRef, now: bool, wait_timeout: float, json: bool) -> None:
+    """Stop the engine of this data directory.
+
+    It lets running jobs finish, and this command waits until it has ended. Unfinished jobs go on
+    after the next start.
+    """
+    if engine.connect:
+        raise click.UsageError("--connect can't be used here: run it where the engine runs")
+    run(_down(engine, now, wait_timeout, json))
+
+
+async def _down(ref: EngineRef, now: bool, wait_timeout: float, json: bool) -> None:
+    async with ref.api() as api:
+        pid = (await api.status()).pid
+    try:
+        os.kill(pid, signal.SIGTERM)
+        if now:
+            await asyncio.sleep(_LOOK)
+            os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        raise NotPermitted(f"process {pid} belongs to another user") from error
+    end = time.monotonic() + wait_timeout
+    while await _answers(ref):
+        if time.monotonic() > end:
+            raise WaitTimedOut(
+                f"the engine, process {pid}, has not ended yet",
+                hint="it finishes its running jobs; 'penstock down --now' does not wait for them",
+            )
+        await asyncio.sleep(_LOOK)
+    print_done(json, {"pid": pid, "stopped": True}, f"stopped (process {pid})")
+
+
+async def _answers(ref: EngineRef) -> bool:
+    try:
+        async with ref.client():
+            return True
+    except NotRunning:
+        return False

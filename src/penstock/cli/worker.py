@@ -1,51 +1,86 @@
-"""`penstock worker`: a worker process of an engine that runs elsewhere."""
+"""`penstock worker`: worker processes of an engine."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import random
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.journal import keep_journal
-from penstock.cli.parameters import DURATION, several
-from penstock.cli.place import Place, client_at, placed
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.exits import Exit
+from penstock.cli.formats import Number, Whole, moment, pairs, plural, span
+from penstock.cli.groups import Commands
+from penstock.cli.options import (
+    DURATION,
+    as_json,
+    listed,
+    read_source,
+    serving,
+    several,
+    shown,
+    verbose,
+)
+from penstock.cli.output import (
+    Form,
+    Row,
+    echo,
+    print_done,
+    print_json,
+    print_list,
+    print_one,
+    row_facts,
+    styled,
+    warn,
+)
+from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.core.errors import NotRunning
+from penstock.ports.credentials import CredentialView, JoinTokenView
+from penstock.ports.engine_api import WorkerView
 
 if TYPE_CHECKING:
     from penstock.app.worker_process import WorkerProcess
 
 log = logging.getLogger("penstock.cli")
 
+Probe = Callable[[], Awaitable[None]]
+"""Connects to an engine once; raises NotRunning."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
-@click.command()
-@click.option("--app", metavar="MODULE:APP", help="The application to serve.")
-@click.option(
-    "--pipeline",
-    multiple=True,
-    metavar="NAME",
-    help="A pipeline to serve as well, as MODULE:NAME; may be repeated.",
-)
-@click.option(
-    "--containers",
-    metavar="ENGINE",
-    help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
-)
-@click.option(
-    "--model",
-    multiple=True,
-    metavar="NAME",
-    help="A language model to serve as well: its name, a file, or 'auto' for all that 'penstock"
-    " models' lists; may be repeated.",
-)
-@placed
+@click.group(cls=Commands, default="start")
+def worker() -> None:
+    """Start, list, show and drain workers.
+
+    With options alone, as in 'penstock worker --app MODULE:APP', it is 'worker start'.
+    """
+
+
+@worker.command()
+@serving
 @click.option("--pool", default="default", show_default=True, help="The pool to join.")
 @several("--label", "What this worker has, as gpu=a100; may be repeated.")
 @click.option("--id", "worker_id", default="", help="Its id; else made of host and process.")
-@click.option("--concurrency", type=int, metavar="N", help="How many jobs to run at once.")
+@click.option(
+    "--join",
+    metavar="TOKEN|@FILE",
+    help="Join an engine on another machine with this token; later starts need it no more.",
+)
+@click.option(
+    "--certificate",
+    "link__certificate",
+    metavar="FILE",
+    help="A certificate of your own (PEM), instead.",
+)
+@click.option("--private-key", "link__private_key", metavar="FILE", help="Its private key (PEM).")
+@click.option(
+    "--ca", "link__ca", metavar="FILE", help="The authority of the engine's certificate (PEM)."
+)
 @click.option(
     "--drain-timeout",
     type=DURATION,
@@ -53,105 +88,302 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
     show_default=True,
     help="How long running jobs may take to finish when it is stopped.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
-@click.pass_obj
-def worker(
-    place: Place,
+@verbose
+@on_engine
+def start(
+    engine: EngineRef,
+    /,
     app: str | None,
-    pipeline: tuple[str, ...],
-    containers: str | None,
-    model: tuple[str, ...],
     pool: str,
     label: tuple[tuple[str, str], ...],
     worker_id: str,
-    concurrency: int | None,
+    join: str | None,
     drain_timeout: float,
     verbose: bool,
+    **said: Any,
 ) -> None:
-    """Join an engine with a worker process.
+    """Start a worker process of an engine.
 
     It waits for the engine if there is none yet, and again if it goes away. SIGTERM or SIGINT
-    let it finish what it runs; a second one stops it at once.
+    let it finish what it runs; a second one stops it at once. On another machine than the engine's:
+    --connect penstock://HOST:7480 --join TOKEN, with a token of 'penstock worker token create'.
     """
     from penstock.app import App, load_app
     from penstock.app.application import engine_address
+    from penstock.app.remote import RemoteWorker, is_remote
     from penstock.app.worker_process import WorkerProcess
-    from penstock.cli.service import run_service
     from penstock.core.check import check_name, check_pairs
 
     check_name("--pool", pool)
     check_pairs("--label", dict(label))
     if worker_id:
         check_name("--id", worker_id)
-    settings = place.settings(
-        concurrency=concurrency,
-        pipelines=pipeline or None,
-        containers=containers,
-        models=model or None,
-    )
-    services = (settings.pipelines, settings.containers, settings.models, settings.pipe_model)
-    if not (app or any(services)):
+    settings = engine.settings(**said)
+    models = settings.models.serve or settings.node.model
+    if not (app or settings.pipelines or settings.containers.engine or models):
         raise click.UsageError("say what to serve, with --app, --pipeline, --containers or --model")
     application = load_app(app) if app else App()
-    address, token = engine_address(place.connect, place.data, place.secret)
-    keep_journal(verbose=verbose)
+    log_to_stderr(verbose=verbose)
+    remote = None
+    if join or is_remote(engine.connect):
+        given = read_source("--join", join).decode() if join else None
+        remote = RemoteWorker(engine.connect, settings, worker_id, given)
+        address, token = remote.address, ""
+    else:
+        address, token = engine_address(engine.connect, engine.data, engine.secret)
     site = WorkerProcess(
         application,
         address,
         settings,
         token=token,
-        worker_id=worker_id,
+        worker_id=worker_id if remote is None else remote.worker_id,
+        remote=remote,
         pool=pool,
         labels=dict(label),
         drain_timeout=drain_timeout,
     )
-    run_service(_serve(place, site, str(address)))
+    probe = partial(_connect, engine) if remote is None else remote.probe
+    run_service(_serve(probe, site, str(address)))
 
 
-async def _serve(place: Place, site: WorkerProcess, address: str) -> None:
-    from penstock.cli.service import Stop, leave_at_once
-
+async def _serve(probe: Probe, site: WorkerProcess, address: str) -> None:
     stop = Stop()
     stop.listen()
-    working = asyncio.create_task(_work(place, site, address))
-    asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    if working.done():
-        working.result()
-        return
-    if not await stop.unless_urgent(_drained(working)):
+    working = asyncio.create_task(_work(probe, site, address))
+    if await stop.first_of(_ended(working)):
+        if site.left_running:
+            leave_at_once(str(working.exception()), Exit.UNAVAILABLE)
+        return working.result()
+    working.cancel()
+    if not await stop.unless_urgent(_ended(working)):
         leave_at_once("stopped at once; jobs that still ran are left to the engine")
     log.info("stopped")
+    return None
 
 
-async def _drained(working: asyncio.Task[None]) -> None:
-    working.cancel()
+async def _ended(working: asyncio.Task[None]) -> None:
     await asyncio.wait({working})
 
 
-async def _work(place: Place, site: WorkerProcess, address: str) -> None:
-    await engine_there(place, address)
+async def _work(probe: Probe, site: WorkerProcess, address: str) -> None:
+    await wait_for_engine(probe, address)
     options = site.options
     log.info(
         "worker %s in pool %s, %d at once, serves %s",
-        options.worker_id,
-        options.pool,
-        options.slots,
-        address,
+        *(options.worker_id, options.pool, options.slots, address),
     )
     await site.run()
 
 
-async def engine_there(place: Place, address: str) -> None:
+async def engine_there(engine: EngineRef, address: str) -> None:
+    await wait_for_engine(partial(_connect, engine), address)
+
+
+async def _connect(engine: EngineRef) -> None:
+    async with engine.client():
+        pass
+
+
+async def wait_for_engine(probe: Probe, address: str) -> None:
     """Wait until an engine answers, saying so once."""
     pause = _FIRST_PAUSE
     while True:
         try:
-            async with client_at(place):
-                return
-        except NotRunning:
+            return await probe()
+        except NotRunning as error:
             if pause == _FIRST_PAUSE:
-                log.warning("waiting for an engine at %s", address)
-            await asyncio.sleep(pause)
+                log.warning("waiting for an engine at %s: %s", address, error.__cause__ or error)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+@worker.command("list")
+@listed
+@on_engine
+def list_workers(engine: EngineRef, form: Form) -> None:
+    """List the workers."""
+    print_list(
+        form,
+        engine.ask(lambda api: api.workers()),
+        worker_row,
+        name=lambda one: one.worker_id,
+        empty="no workers; start one with 'penstock worker start --app MODULE:APP'",
+    )
+
+
+def worker_row(one: WorkerView) -> Row:
+    return {
+        "WORKER": one.worker_id,
+        "STATUS": styled(one.status),
+        "POOL": one.pool,
+        "HELD": one.held,
+        "SLOTS": one.slots,
+        "HEARD": Number("here") if one.local else span(one.silent_for),
+        "WHERE": f"{one.host}:{one.pid}",
+        "LABELS": pairs(one.labels),
+        "TOPICS": ", ".join(one.topics),
+    }
+
+
+@worker.command()
+@click.argument("worker_id", metavar="WORKER")
+@shown
+@on_engine
+def show(engine: EngineRef, worker_id: str, form: Form) -> None:
+    """Show a worker."""
+    one = engine.ask(lambda api: api.worker(worker_id))
+    print_one(form, one, worker_id, lambda: [f"worker {worker_id}", row_facts(worker_row(one))])
+
+
+@worker.command()
+@click.argument("worker_id", metavar="WORKER")
+@as_json
+@on_engine
+def drain(engine: EngineRef, worker_id: str, json: bool) -> None:
+    """Let a worker process finish what it runs, and end.
+
+    It gets no new jobs. A worker inside the engine's process can't be drained: pause its pool.
+    """
+    one = engine.ask(lambda api: api.drain_worker(worker_id))
+    print_done(json, one, f"{worker_id} is draining; it holds {one.held}")
+
+
+# -- workers on other machines -----------------------------------------------------------------
+
+
+@worker.group(cls=Commands)
+def token() -> None:
+    """Create, list and delete tokens to join with from other machines."""
+
+
+@token.command("create")
+@click.option("--id", "worker_id", help="Only the worker with this id can use it.")
+@click.option(
+    "--uses",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="How many workers can join with it.",
+)
+@click.option(
+    "--expires", type=DURATION, default="1h", show_default=True, help="How long it is valid."
+)
+@as_json
+@on_engine
+def create_token(
+    engine: EngineRef, worker_id: str | None, uses: int, expires: float, json: bool
+) -> None:
+    """Create a join token; prints it once.
+
+    A worker joins with it, gets a certificate of its own, and needs the token no more. With --id
+    it replaces an earlier certificate of that worker.
+    """
+    new = engine.ask(
+        lambda api: api.credentials.create_token(worker_id=worker_id, uses=uses, expires_in=expires)
+    )
+    if json:
+        print_json(new)
+        return
+    echo(new.token)
+    who = f"the worker {worker_id}" if worker_id else plural(uses, "worker")
+    where = new.address or "penstock://HOST:PORT"
+    warn(
+        f"token {new.info.token_id} for {who}, until {moment(new.info.expires_at, time.time())}",
+        "Keep the token above now: only its hash is stored, it is not shown again. On the other "
+        f"machine: penstock worker --connect {where} --join TOKEN --app MODULE:APP",
+    )
+
+
+@token.command("list")
+@listed
+@on_engine
+def list_tokens(engine: EngineRef, form: Form) -> None:
+    """List the join tokens."""
+    now = time.time()
+    print_list(
+        form,
+        engine.ask(lambda api: api.credentials.tokens()),
+        lambda one: token_row(one, now),
+        name=lambda one: one.token_id,
+        empty="no join tokens; create one with 'penstock worker token create'",
+    )
+
+
+def token_row(one: JoinTokenView, now: float) -> Row:
+    if one.revoked_at is not None:
+        status = "revoked"
+    elif one.used >= one.uses:
+        status = "used"
+    else:
+        status = "expired" if one.expires_at <= now else "valid"
+    return {
+        "TOKEN": Whole(one.token_id),
+        "STATUS": styled(status),
+        "WORKER": one.worker_id or "any",
+        "USED": f"{one.used} of {one.uses}",
+        "AGE": span(now - one.created_at),
+        "EXPIRES": f"in {span(one.expires_at - now)}" if status == "valid" else "",
+    }
+
+
+@token.command("delete")
+@click.argument("token_id", metavar="TOKEN")
+@as_json
+@on_engine
+def delete_token(engine: EngineRef, token_id: str, json: bool) -> None:
+    """Revoke a join token, by its id.
+
+    Workers that have joined with it stay: see 'penstock worker credential delete'.
+    """
+    view = engine.ask(lambda api: api.credentials.revoke_token(token_id))
+    print_done(json, view, f"token {view.token_id} revoked")
+
+
+@worker.group(cls=Commands)
+def credential() -> None:
+    """List and revoke certificates of workers on other machines."""
+
+
+@credential.command("list")
+@listed
+@on_engine
+def list_credentials(engine: EngineRef, form: Form) -> None:
+    """List the certificates of workers on other machines."""
+    now = time.time()
+    print_list(
+        form,
+        engine.ask(lambda api: api.credentials.list()),
+        lambda one: credential_row(one, now),
+        name=lambda one: one.worker_id,
+        empty="no worker on another machine has joined; 'penstock worker token create' lets one",
+    )
+
+
+def credential_row(one: CredentialView, now: float) -> Row:
+    if one.revoked_at is not None:
+        status = "revoked"
+    else:
+        status = "expired" if one.expires_at is not None and one.expires_at <= now else "valid"
+    is_valid = one.expires_at is not None and status == "valid"
+    return {
+        "WORKER": one.worker_id,
+        "STATUS": styled(status),
+        "TOKEN": one.token_id or "own certificate",
+        "AGE": span(now - one.created_at),
+        "EXPIRES": f"in {span((one.expires_at or 0) - now)}" if is_valid else "",
+        "SERIAL": one.serial,
+    }
+
+
+@credential.command("delete")
+@click.argument("worker_id", metavar="WORKER")
+@as_json
+@on_engine
+def delete_credential(engine: EngineRef, worker_id: str, json: bool) -> None:
+    """Revoke the certificate of a worker immediately.
+
+    Its connection ends at once; what it ran is lost to it, as if it had died. It can join again
+    with a new token.
+    """
+    view = engine.ask(lambda api: api.credentials.revoke(worker_id))
+    print_done(json, view, f"{view.worker_id} revoked")

@@ -17,11 +17,12 @@ from penstock.control.guard import Guard
 from penstock.control.ledger import Ledger
 from penstock.core.errors import Conflict, NotPermitted, StaleApproval
 from penstock.core.job import Job, JobRequest, JobResult, request_hash
-from penstock.core.ledger import Move, Verdict
+from penstock.core.ledger import ChangeOutcome, Move
 from penstock.core.verdict import ApprovalTerms, Decision, Hold, SafetyVerdict, Vote
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.clock import Clock
-from penstock.ports.engine_api import KeyRole
+from penstock.ports.engine_api import Approvals
+from penstock.ports.operations import Method
 
 if TYPE_CHECKING:
     from penstock.control.safety import SafetyKernel
@@ -135,7 +136,7 @@ class ApprovalService:
             if by == job.request.principal and not hold.terms.self_approval:
                 raise NotPermitted(
                     f"{by} submitted job {job_id} and may not approve it",
-                    hint="somebody else must",
+                    hint="another approver must",
                 )
             if any(vote.by == by for vote in hold.votes):
                 raise Conflict(f"{by} has approved job {job_id} already")
@@ -150,7 +151,7 @@ class ApprovalService:
             actor, version = f"{Role.GATEWAY}:{by}", job.version
             return Move(job_id, (JobEvent.APPROVE,), actor, now, said, version=version, hold=voted)
 
-        return await self._decide("job.approve", job_id, reason, vote)
+        return await self._decide(Approvals.approve, job_id, reason, vote)
 
     async def reject(self, job_id: str, *, reason: str = "") -> Job:
         by = self._guard.by
@@ -161,18 +162,22 @@ class ApprovalService:
             # The scheduler denies; the decision is the approver's.
             return denial(job, "APPROVAL_REJECTED", said, now, by=by)
 
-        return await self._decide("job.reject", job_id, reason, veto)
+        return await self._decide(Approvals.reject, job_id, reason, veto)
 
     async def _decide(
-        self, action: str, job_id: str, reason: str, move: Callable[[Job, Hold, float], Move]
+        self,
+        operation: Method,
+        job_id: str,
+        reason: str,
+        move: Callable[[Job, Hold, float], Move],
     ) -> Job:
         """Commit the move of a person; again, if something else happened to the job meanwhile."""
         self._guard.shown(await self._store.get(job_id), job_id)
-        with self._guard.doing(action, job_id, role=KeyRole.APPROVE, detail=reason):
+        with self._guard.doing(operation, job_id, detail=reason):
             while True:
                 job, hold = await self._held(job_id)
                 (answer,) = await self._store.apply([move(job, hold, self._clock.now())])
-                if answer.verdict is not Verdict.REFUSED and answer.job is not None:
+                if answer.verdict is not ChangeOutcome.REFUSED and answer.job is not None:
                     return answer.job
 
     async def _held(self, job_id: str) -> tuple[Job, Hold]:

@@ -51,7 +51,7 @@ class Dependencies:
         self._done: set[int] = set()
         """Jobs that have waited to the end and are not with a worker yet."""
         self.unknown: dict[str, None] = {}
-        """Parents to be looked up: nobody knows yet whether they have ended."""
+        """Parents to be looked up: it is not known yet whether they have ended."""
         self.released: list[int] = []
         """Jobs whose last parent has ended since somebody took them from here."""
         self.doomed: dict[int, str] = {}
@@ -87,7 +87,7 @@ class Dependencies:
         children[seq] = None
 
     def look_up(self, parent_id: str, parent: Job | None) -> None:
-        """What the store says of a parent, unless a commit has told us in the meantime."""
+        """What the store says of a parent, unless a commit reported it in the meantime."""
         if parent_id not in self.unknown:
             return
         del self.unknown[parent_id]
@@ -189,7 +189,7 @@ class Families:
     def __init__(self) -> None:
         self.parents: dict[Chain, _Family] = {}
         self.unknown: dict[Chain, None] = {}
-        """Parents to be looked up: nobody knows yet whether they have ended."""
+        """Parents to be looked up: it is not known yet whether they have ended."""
         self.doomed: dict[int, str] = {}
         """Children to be cancelled, by seq, and why."""
 
@@ -237,7 +237,7 @@ class Families:
     def look_up(self, chain: Chain, last: Job | None) -> None:
         """What the store says of a parent's last try."""
         if chain not in self.unknown:
-            return  # a commit has told us in the meantime
+            return  # a commit reported it in the meantime
         del self.unknown[chain]
         if last is None or last.request.tenant != chain[0]:
             del self.parents[chain]  # of another engine, or pruned: nothing follows from it

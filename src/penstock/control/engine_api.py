@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from penstock.control.approvals import ApprovalService
 from penstock.control.backlog import QueueKey
+from penstock.control.credentials import CredentialRegistry, CredentialService
 from penstock.control.feed import Feed, JobSet, JournalHub
 from penstock.control.gateway import Gateway, check_batch
 from penstock.control.guard import AuditService, Guard, KeyRegistry, KeyService, Uploads
@@ -27,30 +28,55 @@ from penstock.control.open_jobs import OpenJobs
 from penstock.control.policy import PolicyService, Rulebook
 from penstock.control.pruner import Pruner
 from penstock.control.schedules import ScheduleRunner, ScheduleService
-from penstock.control.workers import Roster, models_of, paused_everywhere, why_waiting
-from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
+from penstock.control.statistics import Statistics
+from penstock.control.stream import EventStream
+from penstock.control.workers import (
+    Roster,
+    WorkerRecord,
+    describe_topics,
+    models_of,
+    paused_everywhere,
+    pool_view,
+    why_waiting,
+    worker_view,
+)
+from penstock.core.check import check_number
+from penstock.core.errors import Conflict, InvalidRequest, NotFound, WaitTimedOut
 from penstock.core.job import Job, JobRequest, chain_of, ready_at
 from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs, BlobStat
+from penstock.ports.bus import Bus, Drain, jobs_of
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import (
+    MAX_LOGS,
+    MAX_MINUTES,
     MAX_WAITED,
     OWNER,
+    Authenticator,
     Bulk,
     Caller,
     Cancellation,
     Cleaned,
     Ended,
+    EngineApi,
     EngineStatus,
     EventBatch,
+    JobCounts,
+    JobTotal,
     JobUpdate,
     KeyRole,
     Logged,
     Moved,
     PoolView,
     Session,
+    SignedIn,
+    StreamBatch,
+    StreamKind,
+    StreamQuery,
     Submitted,
+    Timeline,
+    TopicView,
     WorkerView,
     newest_try,
 )
@@ -70,7 +96,10 @@ _ANSWER = 8 << 20
 """Bytes of pointers in an answer about a set of jobs."""
 _ARTIFACT = 300
 """Bytes of an artifact in such an answer, about."""
+MAX_COUNTED = 1_000
+"""Jobs up to which a query is counted exactly."""
 _SESSIONS = 10_000
+_FLEET_KINDS = frozenset({StreamKind.WORKER, StreamKind.POOL})
 _PAUSED = "pool/"
 """Prefix of the stored facts about paused pools."""
 
@@ -85,12 +114,16 @@ class Services:
     gateway: Gateway
     feed: Feed
     hub: JournalHub
+    stream: EventStream
+    statistics: Statistics
     pruner: Pruner
     rulebook: Rulebook
     schedules: ScheduleRunner
     nudge: Callable[[], None]
     """Wakes the scheduler."""
+    bus: Bus
     keys: KeyRegistry
+    credentials: CredentialRegistry
     pipelines: Callable[[Guard], Pipelines]
     batches: Callable[[Guard], Batches]
     clock: Clock
@@ -111,6 +144,7 @@ class LocalEngineApi:
         self.schedules = ScheduleService(services.schedules, guard, self._uploads)
         self.limits = LimitService(store, services.open_jobs.limiter, clock, guard)
         self.keys = KeyService(services.keys, guard)
+        self.credentials = CredentialService(services.credentials, guard)
         self.audit = AuditService(store, guard)
         self.pipelines = services.pipelines(guard)
         self.batches = services.batches(guard)
@@ -146,7 +180,7 @@ class LocalEngineApi:
 
     async def _submit(self, requests: Sequence[JobRequest], fresh: bool = False) -> list[Job]:
         guard = self._guard
-        guard.require(KeyRole.SUBMIT, "job.submit")
+        guard.require(EngineApi.submit)
         check_batch(requests, _BATCH)
         if guard.caller.tenant is not None:
             requests = [guard.stamped(request) for request in requests]
@@ -158,7 +192,7 @@ class LocalEngineApi:
         """See `Gateway.begin`."""
         guard = self._guard
         if not guard.may_submit_anything:
-            guard.require(KeyRole.SUBMIT, "job.submit")
+            guard.require(EngineApi.submit)
             request = guard.stamped(request)
         return self._gateway.begin(request, by=guard.caller.principal, fresh=fresh)
 
@@ -168,6 +202,27 @@ class LocalEngineApi:
     async def find(self, query: JobQuery) -> list[Job]:
         mine = self._guard.narrowed(query)
         return [] if mine is None else await self._store.find(mine)
+
+    async def count(self, query: JobQuery) -> JobTotal:
+        mine = self._guard.narrowed(query)
+        if mine is None:
+            return JobTotal(0, exact=True)
+        mine = replace(mine, before=None, since=None, oldest_first=False, limit=MAX_COUNTED + 1)
+        if replace(mine, states=(), tenant=None) == JobQuery(limit=mine.limit):
+            tally = await self._store.tally(mine.tenant)
+            states = mine.states or tuple(JobState)
+            return JobTotal(sum(tally.get(state, 0) for state in set(states)), exact=True)
+        found = len(await self._store.find(mine))
+        return JobTotal(min(found, MAX_COUNTED), found <= MAX_COUNTED)
+
+    async def counts(self) -> JobCounts:
+        tenant = self._guard.caller.tenant
+        topics = self._services.statistics.open_by_topic(tenant)
+        return JobCounts(await self._store.tally(tenant), topics)
+
+    async def timeline(self, minutes: int = 60, topic: str | None = None) -> Timeline:
+        check_number("minutes", minutes, 1, MAX_MINUTES)
+        return self._services.statistics.timeline(minutes, self._guard.caller.tenant, topic)
 
     async def history(self, job_id: str) -> list[Transition]:
         await self.get(job_id)
@@ -332,7 +387,7 @@ class LocalEngineApi:
         self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
     ) -> Cancellation:
         await self.get(job_id)
-        with self._guard.doing("job.cancel", job_id, role=KeyRole.SUBMIT, detail=reason):
+        with self._guard.doing(EngineApi.cancel, job_id, detail=reason):
             job = await self._gateway.cancel(
                 job_id, reason=reason, children=children, by=self._guard.by
             )
@@ -346,18 +401,18 @@ class LocalEngineApi:
 
     async def retry(self, job_id: str) -> Job:
         await self.get(job_id)
-        with self._guard.doing("job.retry", job_id, role=KeyRole.SUBMIT):
+        with self._guard.doing(EngineApi.retry, job_id):
             return await self._gateway.retry(job_id, by=self._guard.by)
 
     async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
-        with self._guard.doing("jobs.cancel", role=KeyRole.OPERATE, detail=_said(query)):
+        with self._guard.doing(EngineApi.cancel_many, detail=_said(query)):
             mine = self._guard.narrowed(query)
             if mine is None:
                 return Bulk(0, 0)
             return await self._gateway.cancel_many(mine, reason=reason, by=self._guard.by)
 
     async def retry_many(self, query: JobQuery) -> Bulk:
-        with self._guard.doing("jobs.retry", role=KeyRole.OPERATE, detail=_said(query)):
+        with self._guard.doing(EngineApi.retry_many, detail=_said(query)):
             mine = self._guard.narrowed(query)
             if mine is None:
                 return Bulk(0, 0)
@@ -366,70 +421,82 @@ class LocalEngineApi:
     def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
         return self._services.hub.events(after, self._guard.caller.tenant)
 
+    def stream(self, query: StreamQuery, after: str | None = None) -> AsyncIterator[StreamBatch]:
+        guard = self._guard
+        if len(query.logs) > MAX_LOGS:
+            raise InvalidRequest("logs", f"{len(query.logs)} jobs; at most {MAX_LOGS}")
+        kinds = frozenset(query.kinds) or frozenset(StreamKind)
+        if not guard.caller.may(KeyRole.OPERATE):
+            if kinds & _FLEET_KINDS and query.kinds:
+                guard.require(EngineApi.workers)
+            kinds -= _FLEET_KINDS
+        return self._services.stream.read(query, after, guard.caller.tenant, kinds, self.get)
+
     # -- the engine ---------------------------------------------------------------
 
     async def topics(self) -> list[str]:
         return sorted({t for w in self._open_jobs.roster.workers.values() for t in w.topics})
 
+    async def describe_topics(self) -> list[TopicView]:
+        if not self._guard.caller.may(KeyRole.SUBMIT):
+            return []
+        return describe_topics(self._open_jobs.roster.workers.values())
+
     async def workers(self) -> list[WorkerView]:
-        self._guard.require(KeyRole.OPERATE, "workers.list")
+        self._guard.require(EngineApi.workers)
         monotonic = self._clock.monotonic()
-        return [
-            WorkerView(
-                worker_id=w.worker_id,
-                pool=w.pool,
-                topics=w.topics,
-                slots=w.slots,
-                limit=w.limit,
-                held=len(w.held),
-                labels=w.labels,
-                host=w.host,
-                pid=w.pid,
-                local=w.local,
-                status=w.status,
-                silent_for=0.0 if w.local else max(0.0, monotonic - w.heard_at),
-                facts=w.facts,
-            )
-            for w in self._open_jobs.roster.workers.values()
-        ]
+        return [worker_view(w, monotonic) for w in self._open_jobs.roster.workers.values()]
+
+    async def worker(self, worker_id: str) -> WorkerView:
+        self._guard.require(EngineApi.worker)
+        return worker_view(self._worker(worker_id), self._clock.monotonic())
+
+    async def drain_worker(self, worker_id: str) -> WorkerView:
+        with self._guard.doing(EngineApi.drain_worker, worker_id):
+            record = self._worker(worker_id)
+            if record.local:
+                raise Conflict(
+                    f"worker {worker_id} is part of the engine's own process",
+                    hint="pause its pool, or stop the engine",
+                )
+            self._open_jobs.roster.ask_to_leave(record)
+            self._services.bus.publish(jobs_of(worker_id), [Drain(record.session)])
+            return worker_view(record, self._clock.monotonic())
+
+    def _worker(self, worker_id: str) -> WorkerRecord:
+        record = self._open_jobs.roster.workers.get(worker_id)
+        if record is None:
+            raise NotFound(f"no worker {worker_id!r}", hint="'penstock worker list' lists them")
+        return record
 
     async def pools(self) -> list[PoolView]:
-        self._guard.require(KeyRole.OPERATE, "pools.list")
-        return [self._pool(name) for name in self._open_jobs.roster.pools]
+        self._guard.require(EngineApi.pools)
+        return [pool_view(self._open_jobs.roster, name) for name in self._open_jobs.roster.pools]
+
+    async def pool(self, name: str) -> PoolView:
+        self._guard.require(EngineApi.pool)
+        self._check_pool(name)
+        return pool_view(self._open_jobs.roster, name)
 
     async def pause_pool(self, name: str) -> PoolView:
-        with self._guard.doing("pool.pause", name, role=KeyRole.OPERATE, everywhere=True):
+        with self._guard.doing(EngineApi.pause_pool, name):
             self._check_pool(name)
             await self._store.remember(_PAUSED + name, b"paused")
             self._open_jobs.roster.pause(name)
-            return self._pool(name)
+            return pool_view(self._open_jobs.roster, name)
 
     async def resume_pool(self, name: str) -> PoolView:
-        with self._guard.doing("pool.resume", name, role=KeyRole.OPERATE, everywhere=True):
+        with self._guard.doing(EngineApi.resume_pool, name):
             self._check_pool(name)
             await self._store.forget(_PAUSED + name)
             self._open_jobs.roster.resume(name)
             self._services.nudge()
-            return self._pool(name)
+            return pool_view(self._open_jobs.roster, name)
 
     def _check_pool(self, name: str) -> None:
         roster = self._open_jobs.roster
         if name not in roster.pools and name not in roster.paused:
             raise NotFound(f"no pool {name!r}", hint="'penstock pool list' shows them")
-
-    def _pool(self, name: str) -> PoolView:
-        roster = self._open_jobs.roster
-        pool = roster.pool(name)
-        members = [worker for worker in roster.workers.values() if worker.pool == name]
-        return PoolView(
-            name=name,
-            topics=pool.topics or tuple(sorted({t for worker in members for t in worker.topics})),
-            capacity=pool.capacity,
-            held=sum(len(worker.held) for worker in members),
-            workers=len(members),
-            labels=pool.labels,
-            paused=name in roster.paused,
-        )
 
     async def status(self) -> EngineStatus:
         tenant, open_jobs, rulebook = (
@@ -462,18 +529,18 @@ class LocalEngineApi:
         )
 
     async def verify(self) -> Verified:
-        self._guard.require_everywhere(KeyRole.ADMIN, "verify")
+        self._guard.require(EngineApi.verify)
         return await self._store.verify()
 
     async def prune(self, older_than: float) -> Cleaned:
         said = f"older than {older_than:g} s"
-        with self._guard.doing("prune", role=KeyRole.ADMIN, everywhere=True, detail=said):
+        with self._guard.doing(EngineApi.prune, detail=said):
             return await self._services.pruner.prune(older_than)
 
     # -- payloads -----------------------------------------------------------------
 
     async def put_blob(self, data: bytes, media_type: str = "application/json") -> str:
-        self._guard.require(KeyRole.SUBMIT, "blob.put")
+        self._guard.require(EngineApi.put_blob)
         uri = await self._blobs.put(data, media_type)
         await self._uploads.note(uri)
         return uri
@@ -515,7 +582,26 @@ class EngineAuthenticator:
         self._sessions: dict[str, Session] = {}
 
     def authenticate(self, token: str) -> Session:
-        caller = self._keys.authenticate(token)
+        return self._session(self._keys.authenticate(token))
+
+    def resume(self, token: str) -> Session:
+        # Without `is_current`: a session may end before its key does.
+        return replace(self._session(self._keys.sessions.authenticate(token)), is_current=None)
+
+    async def sign_in(self, *, key: str = "", link: str = "") -> SignedIn:
+        sessions = self._keys.sessions
+        caller = sessions.use_link(link) if link else self._keys.authenticate(key)
+        guard = self._api.serving(caller).guard
+        detail = "by a one-time link" if link else "by key"
+        with guard.doing(Authenticator.sign_in, detail=detail):
+            return await sessions.open(caller)
+
+    async def sign_out(self, token: str) -> None:
+        guard = self._api.serving(self._keys.sessions.authenticate(token)).guard
+        with guard.doing(Authenticator.sign_out):
+            await self._keys.sessions.close(token)
+
+    def _session(self, caller: Caller) -> Session:
         session = self._sessions.get(caller.key_id)
         if session is None or session.caller != caller:
             if len(self._sessions) >= _SESSIONS:

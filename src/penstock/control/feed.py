@@ -1,7 +1,7 @@
 """Feeds of what was committed: waiters and readers of one job, and readers of the whole journal.
 
-Nobody learns of an end that could still be lost: `Feed` hears only commits, and what workers say of
-progress.
+`Feed` is notified only of commits and of progress, so no reader sees an end that could still be
+lost.
 
 `JournalHub` reads events from the store, never from memory alone, so a reader sees the journal
 itself: in order, without a gap and without a repeat. While there are readers, one task reads what
@@ -15,7 +15,15 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 from weakref import WeakSet
@@ -42,17 +50,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Waiters = tuple[Callable[[Job], None], ...]
-"""Whom to tell of a job's end; a tuple, so that thousands of jobs share one."""
+"""Callbacks at a job's end; a tuple, so that thousands of jobs share one."""
 
 _KEPT_CHARACTERS = 1 << 20
 """Characters of a job's pieces that are kept for readers who come late."""
 
 
 class Updates(asyncio.Queue[JobUpdate | None]):
-    """What one reader has yet to be told."""
+    """Updates that one reader has not received yet."""
 
     has_gap = False
-    """Whether it came too late for a piece of this attempt; then it is told none after that."""
+    """Whether it missed a piece of this attempt; then it gets no later ones."""
 
 
 class StreamedText:
@@ -63,7 +71,7 @@ class StreamedText:
     def __init__(self, attempt: int) -> None:
         self.attempt, self.n = attempt, 0
         self.kept: list[Streamed] = []
-        """Its first pieces, for who comes late."""
+        """Its first pieces, for late readers."""
         self.room = _KEPT_CHARACTERS
 
     def add(self, piece: Streamed) -> None:
@@ -137,6 +145,8 @@ class Feed:
         self._readers: dict[str, list[Updates]] = defaultdict(list)
         self._progress: dict[str, Progressed] = {}
         self._streamed: dict[str, StreamedText] = {}
+        self.log_versions: dict[str, int] = {}
+        """Jobs whose logs are watched, and how often each has grown since."""
 
     def hear(self, strides: Sequence[Stride]) -> None:
         """After a commit."""
@@ -188,6 +198,8 @@ class Feed:
                 case JobLog(job_id, attempt, at, level, text):
                     line = LogLine(job_id, attempt, at, level, text)
                     lines.append(line)
+                    if job_id in self.log_versions:
+                        self.log_versions[job_id] += 1
                     if job_id in self._readers:
                         self._tell(job_id, Logged(line))
                 case JobPiece(job_id, attempt, n, text) if self._is_held(job_id):
@@ -211,6 +223,15 @@ class Feed:
 
     def progress_of(self, job_id: str) -> Progressed | None:
         return self._progress.get(job_id)
+
+    @property
+    def progress(self) -> Mapping[str, Progressed]:
+        """The latest of each job that has told any."""
+        return self._progress
+
+    def watch_logs(self, job_ids: Iterable[str]) -> None:
+        """Count from now on whenever the log of one of these jobs grows."""
+        self.log_versions = {job_id: self.log_versions.get(job_id, 0) for job_id in job_ids}
 
     async def ended(self, job_id: str) -> Job:
         """The final record of a job, once it has ended; its retries are others. Raises NotFound."""
@@ -293,7 +314,7 @@ class JournalHub:
         self._store, self._clock, self._pulse = store, clock, pulse
         self._readers: WeakSet[JournalReader] = WeakSet()
         self._ring: deque[_KeptBatch] = deque(maxlen=kept)
-        self._head = 0
+        self.head = 0
         """Up to where the shared reading has come."""
         self._task: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
@@ -334,7 +355,7 @@ class JournalHub:
         last = await self._retried(self._store.last_event)
         self._readers.add(reader)
         if self._task is None and not self.closed:
-            self._head = last
+            self.head = last
             self._task = asyncio.create_task(self._read_along(), name="penstock journal")
         return last
 
@@ -347,15 +368,15 @@ class JournalHub:
         try:
             while self._readers:
                 self._moved.clear()
-                batch = await self._read(self._head)
+                batch = await self._read(self.head)
                 if batch.events:
-                    self._ring.append(_KeptBatch(self._head, batch))
-                    self._head = batch.cursor
+                    self._ring.append(_KeptBatch(self.head, batch))
+                    self.head = batch.cursor
                 if is_due := self._clock.monotonic() >= due:
                     self.beats += 1
                     due = self._clock.monotonic() + self._pulse
                 if batch.events or is_due:
-                    self._tell()
+                    self.wake()
                 await self._pause(len(batch.events), due)
         finally:
             self._ring.clear()
@@ -371,7 +392,8 @@ class JournalHub:
             async with asyncio.timeout(max(0.0, due - self._clock.monotonic())):
                 await self._moved.wait()
 
-    def _tell(self) -> None:
+    def wake(self) -> None:
+        """There is something new for readers."""
         told, self.news = self.news, asyncio.Event()
         told.set()
 
@@ -380,7 +402,7 @@ class JournalHub:
     async def after(self, cursor: int) -> _KeptBatch | None:
         """What comes next after a cursor; None while nothing does."""
         ring = self._ring
-        start = ring[0].after if ring else self._head
+        start = ring[0].after if ring else self.head
         if cursor < start:
             batch = await self._read(cursor)
             if not batch.events:  # all of it up to `start` has been pruned
@@ -418,36 +440,47 @@ class JournalReader(AsyncIterator[EventBatch]):
 
     def __init__(self, hub: JournalHub, after: int | None, tenant: str | None) -> None:
         self._hub, self._after, self._tenant = hub, after, tenant
-        self._cursor = -1
+        self.cursor = -1
+        self.began_before = 0
+        """The end of the journal when reading began."""
         self._beat = hub.beats
 
     async def __anext__(self) -> EventBatch:
         hub = self._hub
-        if self._cursor < 0:
+        if self.cursor < 0:
             return await self._begin()
         while not hub.closed:
-            kept = await hub.after(self._cursor)
-            if kept is not None:
-                self._cursor = kept.batch.cursor
-                batch = kept.seen_by(self._tenant)
-                if batch.events:
-                    self._beat = hub.beats
-                    return batch
+            batch = await self.poll()
+            if batch is not None and batch.events:
+                self._beat = hub.beats
+                return batch
             if self._beat != hub.beats:
                 self._beat = hub.beats
-                return EventBatch((), self._cursor)
-            if kept is None:
+                return EventBatch((), self.cursor)
+            if batch is None:
                 await hub.news.wait()
         raise StopAsyncIteration
 
+    async def poll(self) -> EventBatch | None:
+        """What comes next, perhaps nothing that this reader may see; None while nothing does."""
+        kept = await self._hub.after(self.cursor)
+        if kept is None:
+            return None
+        self.cursor = kept.batch.cursor
+        return kept.seen_by(self._tenant)
+
+    def skip(self) -> None:
+        """Go on with what is committed from now on."""
+        self.cursor = max(self.cursor, self._hub.head)
+
     async def _begin(self) -> EventBatch:
-        last = await self._hub.join(self)
+        last = self.began_before = await self._hub.join(self)
         try:
-            self._cursor = last if self._after is None else _checked(self._after, last)
+            self.cursor = last if self._after is None else _checked(self._after, last)
         except InvalidRequest:
             await self.aclose()
             raise
-        return EventBatch((), self._cursor)
+        return EventBatch((), self.cursor)
 
     async def aclose(self) -> None:
         self._hub.leave(self)

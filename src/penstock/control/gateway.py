@@ -32,7 +32,7 @@ from penstock.core.job import (
     has_child_key,
     next_child_key,
 )
-from penstock.core.ledger import Accept, Answer, Move, Verdict
+from penstock.core.ledger import Accept, Answer, ChangeOutcome, Move
 from penstock.core.pointer import check_size, decode_data
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
@@ -50,7 +50,7 @@ _LAST = (1 << 62) - 1
 _PAGE = 500
 """Jobs that a bulk operation changes in one commit."""
 _TOLD = 100
-"""Refusals that a bulk operation tells of."""
+"""Refusals that a bulk operation reports."""
 _FULL_RETRY = 5.0
 _FREE = nullcontext()
 
@@ -83,7 +83,7 @@ class Gateway:
     def begin(self, request: JobRequest, *, by: str = "", fresh: bool = False) -> Committed | None:
         """Admit one plain request: the future is done when it is a durable job.
 
-        `fresh`: nobody has used its id before, so that it is not looked up.
+        `fresh`: its id is new, so it is not looked up.
 
         None for a request that needs more than one commit, as one that may have been accepted
         before, waits for others, or has its input elsewhere: that is for `submit`.
@@ -145,7 +145,7 @@ class Gateway:
                 answer = await self._run_again(accept, answer)
             if (job := answer.job) is None:
                 continue  # another one of the batch is in conflict
-            if answer.verdict is Verdict.MOVED:
+            if answer.verdict is ChangeOutcome.MOVED:
                 new.add(job.request.job_id)
             jobs.append(job)
         assert len(jobs) == len(admitted)
@@ -277,7 +277,7 @@ class Gateway:
             raise TooMany(
                 f"queue is full (max_waiting={self._max_waiting}, {waiting} waiting)",
                 retry_after=_FULL_RETRY,
-                hint="try again when some have run, or raise max_waiting",
+                hint="try again when some have run, or raise limits.max_waiting",
             )
 
     def _check_payload(self, request: JobRequest) -> None:
@@ -320,7 +320,7 @@ class Gateway:
             (answer,) = await self.store.apply([move])
             assert answer.job is not None
             job = answer.job
-            if answer.verdict is not Verdict.REFUSED:
+            if answer.verdict is not ChangeOutcome.REFUSED:
                 break
             job = await self._latest(job.job_id)  # it may have failed and be retried
         if children:
@@ -361,7 +361,7 @@ class Gateway:
         answers = await self.store.apply([_cancel_move(job, reason, now, by) for job in page])
         done = 0
         for job, answer in zip(page, answers, strict=True):
-            if answer.verdict is Verdict.REFUSED:  # it moved meanwhile: look again
+            if answer.verdict is ChangeOutcome.REFUSED:  # it moved meanwhile: look again
                 final = await self.cancel(job.job_id, reason=reason, children=False, by=by)
                 done += final.state is JobState.CANCELLED or final.cancel_requested
             else:
@@ -412,7 +412,7 @@ class Gateway:
         move = self._retry_move(job, self.clock.now(), by)
         (answer,) = await self.store.apply([move])
         if not answer.moved:
-            raise Conflict(f"job {job_id} was just changed by somebody else: {answer.why}")
+            raise Conflict(f"job {job_id} was changed by another caller: {answer.why}")
         return await self.find(move.then[0].request.job_id)
 
     async def retry_many(self, query: JobQuery, *, by: str = "") -> Bulk:

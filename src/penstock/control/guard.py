@@ -3,7 +3,7 @@
 A key's token is `pst_<key_id>_<secret>`. It is shown once, when it is made; only the SHA-256
 of its secret is kept (256 random bits need no slow hash). Every token costs the same two
 comparisons, whether it is the owner's, valid, revoked, expired or nobody's, and every refusal
-reads the same, so that neither time nor text tells which it was.
+reads the same, so that neither time nor text reveals which it was.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.control.ledger import Ledger
+from penstock.control.sessions import BrowserSessions
 from penstock.core.check import MAX_WAIT, check_name, check_number
 from penstock.core.errors import (
     Conflict,
@@ -35,7 +36,17 @@ from penstock.core.errors import (
 )
 from penstock.core.job import Job, JobRequest
 from penstock.ports.clock import Clock
-from penstock.ports.engine_api import OWNER, Caller, KeyRole, KeyView, NewKey
+from penstock.ports.engine_api import (
+    OWNER,
+    Audit,
+    Caller,
+    KeyRole,
+    Keys,
+    KeyView,
+    NewKey,
+    SignInLink,
+)
+from penstock.ports.operations import Binding, Method, binding_of
 from penstock.ports.store import AuditEntry, AuditQuery, JobQuery
 
 
@@ -55,21 +66,16 @@ class Guard:
 
     @contextmanager
     def doing(
-        self,
-        action: str,
-        subject: str = "",
-        *,
-        role: KeyRole | None,
-        everywhere: bool = False,
-        detail: str = "",
+        self, operation: Method, subject: str = "", *, detail: str = "", **values: Any
     ) -> Generator[None]:
         """Check the role, run the body, and write to the audit log what was done or refused.
 
-        `everywhere`: it concerns all tenants, so a key that is bound to one is refused.
+        `operation` is a method of the engine's API; `values` tell its routes apart.
         """
+        binding = binding_of(operation, **values)
+        action = binding.action
         try:
-            if role is not None:
-                (self.require_everywhere if everywhere else self.require)(role, action)
+            self._check(binding)
             yield
         except PenstockError as error:
             if isinstance(error, NotPermitted):
@@ -77,7 +83,20 @@ class Guard:
             raise
         self._write(action, subject, detail, "done")
 
-    def require(self, role: KeyRole, action: str) -> None:
+    def require(self, operation: Method) -> None:
+        """Check the role that the table of operations asks for. Raises NotPermitted."""
+        self._check(binding_of(operation))
+
+    def _check(self, binding: Binding) -> None:
+        if binding.role is not None:
+            self.require_role(binding.role, binding.action)
+        if binding.all_tenants and self.caller.tenant is not None:
+            raise NotPermitted(
+                f"{self.by} is not permitted to do this ({binding.action})",
+                hint="it affects all tenants, and the key is bound to one",
+            )
+
+    def require_role(self, role: KeyRole, action: str) -> None:
         if not self.caller.may(role):
             raise NotPermitted(
                 f"{self.by} is not permitted to do this ({action})",
@@ -85,21 +104,12 @@ class Guard:
             )
 
     def admit(self, role: KeyRole, action: str, subject: str = "") -> None:
-        """Like `require`, but a refusal is written to the audit log."""
+        """Like `require_role`, but a refusal is written to the audit log."""
         try:
-            self.require(role, action)
+            self.require_role(role, action)
         except NotPermitted as error:
             self._write(action, subject, f"{error.code}: {error.message}", "refused")
             raise
-
-    def require_everywhere(self, role: KeyRole, action: str) -> None:
-        """For operations on all tenants: a key that is bound to one tenant is refused."""
-        self.require(role, action)
-        if self.caller.tenant is not None:
-            raise NotPermitted(
-                f"{self.by} is not permitted to do this ({action})",
-                hint="it affects all tenants, and the key is bound to one",
-            )
 
     def _write(self, action: str, subject: str, detail: str, outcome: str) -> None:
         entry = AuditEntry(
@@ -158,7 +168,7 @@ class AuditService:
         self._guard, self._store = guard, store
 
     async def read(self, query: AuditQuery) -> list[AuditEntry]:
-        self._guard.require_everywhere(KeyRole.ADMIN, "audit.read")
+        self._guard.require(Audit.read)
         await self._store.apply([])  # entries ride with a commit: see this one through
         return await self._store.read_audit(query)
 
@@ -237,7 +247,10 @@ class KeyRegistry:
             )
         self.store, self.clock = store, clock
         self.known: dict[str, _Stored] = {}
-        self._owner = _digest(owner_token)
+        self._owner = digest_of(owner_token)
+        self.opens: Callable[[str], bool] = lambda digest: False
+        """Whether a digest is of the token of another engine of the same database."""
+        self.sessions = BrowserSessions(store, clock, f"owner {self._owner[:16]}", self._holder)
 
     async def load(self) -> None:
         """Load the stored keys."""
@@ -249,28 +262,33 @@ class KeyRegistry:
             except msgspec.DecodeError:
                 raise StoreCorrupt(f"the stored {name} can't be read") from None
             self.known[known.key.key_id] = known
+        await self.sessions.load()
 
     def authenticate(self, token: str) -> Caller:
         """The caller of a token. Raises NotAuthenticated."""
         key_id, secret = _parts(token)
         known = self.known.get(key_id)
-        is_owner = hmac.compare_digest(_digest(token), self._owner)
-        is_key = hmac.compare_digest(_digest(secret), known.sha256 if known else _NOBODY)
+        digest = digest_of(token)
+        is_owner = self.opens(digest)
+        is_owner |= hmac.compare_digest(digest, self._owner)
+        is_key = hmac.compare_digest(digest_of(secret), known.sha256 if known else _NOBODY)
         if is_owner:
             return OWNER
         if is_key and known is not None and known.is_valid(self.clock.now()):
             return known.caller
         raise NotAuthenticated(
             "this key is not valid",
-            hint="ask whoever runs the engine for one: penstock keys create",
+            hint="ask the engine's owner for one: penstock key create",
         )
 
     def is_current(self, caller: Caller) -> bool:
         """Whether the key of a caller that was authenticated before is still valid."""
-        if caller is OWNER:
-            return True
-        known = self.known.get(caller.key_id)
-        return known is not None and known.is_valid(self.clock.now())
+        return caller is OWNER or self._holder(caller.key_id) is not None
+
+    def _holder(self, key_id: str) -> Caller | None:
+        """Who has the key with this id, if it is valid."""
+        known = self.known.get(key_id)
+        return known.caller if known is not None and known.is_valid(self.clock.now()) else None
 
     def is_of_all_tenants(self, principal: str) -> bool:
         """Whether it is the owner, or has a key that is not bound to a tenant."""
@@ -292,7 +310,7 @@ class KeyRegistry:
         if not valid:
             raise NotFound(
                 f"no {'valid ' if named else ''}key has the id or name {name!r}",
-                hint="penstock keys list shows them",
+                hint="penstock key list shows them",
             )
         return valid[0]
 
@@ -317,7 +335,7 @@ class KeyService:
         """Create a key. The answer has its token, which is not stored."""
         roles, registry = tuple(roles), self._registry
         detail = f"roles {', '.join(roles)}" + (f", tenant {tenant}" if tenant else "")
-        with self._doing("key.create", name, detail):
+        with self._doing(Keys.create, name, detail):
             _check_principal(name)
             chosen = _checked_roles(roles)
             if tenant is not None:
@@ -342,7 +360,7 @@ class KeyService:
                 created_at=now,
                 expires_at=None if expires_in is None else now + expires_in,
             )
-            known = _Stored(key, _digest(secret))
+            known = _Stored(key, digest_of(secret))
             await registry.remember(known)
             registry.known[key_id] = known
             log.info("key %s (%s) was created by %s", key_id, name, self._guard.by)
@@ -350,7 +368,7 @@ class KeyService:
 
     async def list(self) -> builtins.list[KeyView]:
         """Every key, revoked and expired ones too, oldest first."""
-        self._guard.require_everywhere(KeyRole.ADMIN, "key.list")
+        self._guard.require(Keys.list)
         keys = [known.key for known in self._registry.known.values()]
         return sorted(keys, key=lambda key: (key.created_at, key.key_id))
 
@@ -361,7 +379,7 @@ class KeyService:
         the key stays refused for as long as this engine runs.
         """
         registry = self._registry
-        with self._doing("key.revoke", key_id):
+        with self._doing(Keys.revoke, key_id):
             _check_no_token("key_id", key_id)
             known = registry.meant(key_id)
             if known.key.revoked_at is None:
@@ -373,10 +391,17 @@ class KeyService:
             )
             return known.key
 
-    def _doing(self, action: str, name: str, detail: str = "") -> AbstractContextManager[None]:
+    async def create_link(self) -> SignInLink:
+        """A link that signs a browser in with the caller's own rights, once."""
+        with self._guard.doing(Keys.create_link):
+            return self._registry.sessions.create_link(self._guard.caller)
+
+    def _doing(
+        self, operation: Method, name: str, detail: str = ""
+    ) -> AbstractContextManager[None]:
         # Somebody may have pasted a token where a name belongs: the log must not have it.
         named = "(a token)" if name.startswith(f"{PREFIX}_") else name[:128]
-        return self._guard.doing(action, named, role=KeyRole.ADMIN, everywhere=True, detail=detail)
+        return self._guard.doing(operation, named, detail=detail)
 
 
 def _parts(token: str) -> tuple[str, str]:
@@ -386,7 +411,8 @@ def _parts(token: str) -> tuple[str, str]:
     return (key_id, secret) if prefix == PREFIX else ("", token)
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """What is kept of a token or of a key's secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 

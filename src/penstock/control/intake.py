@@ -20,6 +20,7 @@ from penstock.ports.bus import (
     Credit,
     Dismissed,
     Dispatch,
+    Drain,
     Farewell,
     Finished,
     Handshake,
@@ -80,6 +81,9 @@ class Orders:
 
     def dismiss(self, worker_id: str, session: str, reason: str) -> None:
         self._say(worker_id, Dismissed(session, reason))
+
+    def drain(self, worker_id: str, session: str) -> None:
+        self._say(worker_id, Drain(session))
 
     def ask_who(self, worker_id: str) -> None:
         self._say(worker_id, Reintroduce())
@@ -158,7 +162,7 @@ class Intake:
         return []
 
     def still_has(self, started: Started, monotonic: float) -> bool:
-        """Whether a worker may keep what it says it starts: nobody else has it yet."""
+        """Whether a worker may keep what it says it starts: no other worker has it yet."""
         job_id, attempt = started.job_id, started.attempt
         given_up = job_id in self._open_jobs.orphaned
         if not self._open_jobs.reclaim(job_id, attempt):
@@ -200,6 +204,8 @@ class Intake:
                 del unknown[attempt[0]]
         open_jobs.learn(hello.topics, hello.topic_defaults)
         self._orders.welcome(hello.worker_id, hello.session)
+        if record.draining:  # it may have missed the order when its connection was lost
+            self._orders.drain(hello.worker_id, hello.session)
         self._give_back(hello)
         lost = [open_jobs.held[job_id] for job_id in unknown]
         why = f"worker {hello.worker_id} came back without it"
@@ -329,7 +335,7 @@ class Losses:
         return reattaches
 
     def give_up(self, job: Job, why: str, now: float) -> list[Move]:
-        """The same for a job to whose work nobody can reattach."""
+        """The same for a job whose work can't be reattached."""
         if self._may_go_on(job):
             self._open_jobs.orphan(job, why)
             return []

@@ -222,6 +222,11 @@ class Ledger:
     def _is_open(self) -> bool:
         return self._opened is not None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is certain that no earlier owner runs any more."""
+        return self._opened is None or self._opened.alone
+
     # -- changing -----------------------------------------------------------------
 
     async def apply(self, changes: Sequence[Change]) -> list[Answer]:
@@ -286,7 +291,7 @@ class Ledger:
             self._sharing.succeed()
 
     def _stop_waiting(self) -> None:
-        """Nobody came in time: commit without."""
+        """No caller submitted in time: commit without."""
         self._timer = None
         self._join_patient()
         self._sharing.fail(self._monotonic())
@@ -315,7 +320,7 @@ class Ledger:
         return self.listeners.add(hear)
 
     def write_log(self, lines: Sequence[LogLine]) -> None:
-        """Keep these lines; they go along with the next commit, and nobody waits for it."""
+        """Keep these lines; written with the next commit, without waiting for it."""
         self._extras.lines.extend(lines)
         self._wake_for_extras()
 

@@ -5,7 +5,7 @@ A job falls into one *bucket* for each limit that matches it, by the values of t
 key, and into one more if the safety rule that allowed it limits it. It is dispatched only
 when each of its buckets has room; a job whose worker was lost still counts.
 
-The counters are projections: OpenJobs tells what waits and what is held, and they are
+The counters are projections: OpenJobs reports what waits and what is held, and they are
 counted anew when the limits change.
 """
 
@@ -30,7 +30,7 @@ from penstock.core.journal import cursor_of, page_of
 from penstock.core.verdict import Rate, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.clock import Clock
-from penstock.ports.engine_api import KeyRole, Limit, LimitUse, LimitView
+from penstock.ports.engine_api import Limit, Limits, LimitUse, LimitView
 from penstock.ports.store import JournalEvent
 
 if TYPE_CHECKING:
@@ -433,7 +433,7 @@ class Limiter:
         )
 
     def _drains_in(self, bucket: Bucket, too_many: int) -> float:
-        """Estimated seconds until so many have left, at the recent rate."""
+        """Estimated seconds until this many have left, at the recent rate."""
         left = self._departures.get(bucket)
         if not left:
             return _LONGEST_HINT
@@ -535,7 +535,7 @@ class LimitService:
         self._store, self._limiter, self._clock, self._guard = store, limiter, clock, guard
 
     async def put(self, limit: Limit) -> LimitView:
-        with self._guard.doing("limit.put", limit.name, role=KeyRole.OPERATE, everywhere=True):
+        with self._guard.doing(Limits.put, limit.name):
             check_limit(limit)
             await self._store.remember(_PREFIX + limit.name, msgspec.json.encode(limit))
             self._limiter.use({**self._limiter.limits, limit.name: limit}.values())
@@ -553,8 +553,14 @@ class LimitService:
             if view.limit.tenants in ((), (mine,)) or "tenant" in view.limit.key
         ]
 
+    async def get(self, name: str) -> LimitView:
+        for view in await self.list():
+            if view.limit.name == name:
+                return view
+        raise NotFound(f"no limit {name[:100]!r}", hint="'penstock limit list' shows them")
+
     async def delete(self, name: str) -> None:
-        with self._guard.doing("limit.delete", name, role=KeyRole.OPERATE, everywhere=True):
+        with self._guard.doing(Limits.delete, name):
             if not await self._store.forget(_PREFIX + name):
                 raise NotFound(f"no limit {name!r}", hint="'penstock limit list' shows them")
             limits = self._limiter.limits.values()

@@ -57,7 +57,7 @@ from penstock.ports.clock import Clock
 from penstock.ports.engine_api import (
     Difference,
     Explanation,
-    KeyRole,
+    Policy,
     PolicyView,
     RuleView,
     Simulation,
@@ -414,7 +414,7 @@ class PolicyService:
         self._rulebook, self._store, self._guard = rulebook, store, guard
 
     async def current(self) -> PolicyView:
-        self._guard.require_everywhere(KeyRole.OPERATE, "policy.show")
+        self._guard.require(Policy.current)
         return self._view()
 
     def _view(self) -> PolicyView:
@@ -434,7 +434,7 @@ class PolicyService:
         return Explanation(job.job_id, job.verdict, now, trace)
 
     async def simulate(self, text: str, limit: int = 10_000) -> Simulation:
-        self._guard.require_everywhere(KeyRole.OPERATE, "policy.simulate")
+        self._guard.require(Policy.simulate)
         check_number("limit", limit, 1, MOST)
         rules = await asyncio.to_thread(parse_rules, text.encode("utf-8", "surrogatepass"), "given")
         kernel = SafetyKernel(rules)
@@ -460,7 +460,7 @@ class PolicyService:
         return Simulation(rules.snapshot, looked_at, dict(decisions), changed, tuple(differences))
 
     async def reload(self) -> PolicyView:
-        with self._guard.doing("policy.reload", role=KeyRole.ADMIN, everywhere=True):
+        with self._guard.doing(Policy.reload):
             await self._rulebook.reload()
             return self._view()
 

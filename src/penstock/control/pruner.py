@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from penstock.control.guard import UPLOADS
 from penstock.control.ledger import Ledger
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, UnreadablePointer
+from penstock.core.job import JobRequest
+from penstock.lifecycles.canonical import HELD, WAITING
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import Cleaned
+from penstock.ports.store import JobQuery
 
 log = logging.getLogger(__name__)
 
 _CHUNK = 1000
 _TRY_AGAIN = 60.0
 """Seconds after which a failed run is retried."""
+_OPEN = tuple(WAITING | HELD)
 _BLOB_AGE = 3600.0
 """Blobs younger than this are left alone: their job may be about to be accepted."""
 
@@ -47,16 +53,19 @@ class Pruner:
         *,
         retention: float | None,
         interval: float = 3600.0,
-        needed: Callable[[], Iterable[str]] = tuple,
+        future: Callable[[], Iterable[JobRequest]] = tuple,
         awaited: Container[str] = (),
+        named: Mapping[str, Callable[[bytes], Iterable[str]]] | None = None,
         records: Sequence[Records] = (),
     ) -> None:
-        """`needed`: pointers that no job has yet, as those of schedules.
-        `awaited`: ids of jobs that others wait for, as it is at any time."""
+        """`future`: requests that are no jobs yet, as those of schedules.
+        `awaited`: ids of jobs that others wait for, as it is at any time.
+        `named`: for a topic, what finds the pointers in an input of its jobs. What an open job's
+        input names is kept."""
         self._store, self._blobs, self._clock = store, blobs, clock
         self._retention, self._interval = retention, interval
-        self._needed, self._awaited = needed, awaited
-        self._records = records
+        self._future, self._awaited = future, awaited
+        self._named, self._records = named or {}, records
 
     async def run(self) -> None:
         pause = self._interval
@@ -85,16 +94,45 @@ class Pruner:
             lines += pruned.log_lines
             if pruned.jobs < _CHUNK and not pruned.steps:
                 break
-        pointers = [await self._store.pointers(), self._needed()]
+        named = await self._named_in_inputs()
+        future = [request.context_ptr for request in self._future()]
+        pointers: list[Iterable[str]] = [await self._store.pointers(), future, named]
         for kept in self._records:
             await kept.prune(now - older_than)
             pointers.append(await kept.pointers())
-        await self._forget_uploads(now)
+        await self._forget_uploads(now, named)
         blobs = await self._blobs.collect(chain.from_iterable(pointers), now - _BLOB_AGE)
         return Cleaned(jobs, transitions, lines, blobs)
 
-    async def _forget_uploads(self, now: float) -> None:
+    async def _named_in_inputs(self) -> set[str]:
+        """Blobs to which the inputs of open and of future jobs point."""
+        found: set[str] = set()
+        async for request in self._open_requests():
+            if not request.context_ptr.startswith(("data:", "blob:")):
+                continue  # not the engine's own: it may take long, or for ever
+            try:
+                payload = await self._blobs.get(request.context_ptr)
+            except UnreadablePointer:
+                continue  # the job will fail for want of its input
+            found.update(self._named[request.topic](payload))
+        return found
+
+    async def _open_requests(self) -> AsyncIterator[JobRequest]:
+        """Of the topics whose inputs can name blobs."""
+        for request in self._future():
+            if request.topic in self._named:
+                yield request
+        for topic in self._named:
+            query = JobQuery(topic=topic, states=_OPEN, tries=True, since=-1, limit=_CHUNK)
+            # Oldest first: a retry that is made meanwhile comes after the job that it repeats.
+            while jobs := await self._store.find(query):
+                for job in jobs:
+                    yield job.request
+                query = replace(query, since=jobs[-1].seq)
+
+    async def _forget_uploads(self, now: float, named: Container[str]) -> None:
         """The uploader of a blob is kept until a job can refer to it."""
         for name, at in (await self._store.recall_all(UPLOADS)).items():
-            if float(at) < now - _BLOB_AGE:
+            uri = name.removeprefix(UPLOADS).partition("/")[2]  # after the tenant
+            if float(at) < now - _BLOB_AGE and uri not in named:
                 await self._store.forget(name)

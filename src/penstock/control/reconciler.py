@@ -304,7 +304,7 @@ class Reconciler:
             self.open_jobs.roster.forget(worker)
 
     def _tell(self, answers: list[Answer]) -> None:
-        """The worker that still holds what just ended is told to let go of it."""
+        """Tell the worker that still holds an ended job to release it."""
         for answer in answers:
             job = answer.job
             if answer.moved and job is not None and job.attempt:

@@ -195,7 +195,7 @@ ALLOW_ALL = RuleSet(Decision.ALLOW)
 
 _Ready: TypeAlias = tuple[tuple[Callable[[JobRequest], bool], ...], SafetyVerdict]
 _TOPICS = 1000
-"""Topics for which the rules that can speak are known by heart."""
+"""Topics whose matching rules are cached."""
 
 
 class SafetyKernel:
@@ -210,7 +210,7 @@ class SafetyKernel:
 
     @property
     def built_in(self) -> bool:
-        """Whether nobody gave any rules: verdicts are then not worth keeping."""
+        """Whether there are no rules: verdicts are then not stored."""
         return self._rules is ALLOW_ALL
 
     def use(self, rules: RuleSet) -> None:
@@ -469,7 +469,7 @@ class WaitingJobs:
         return ended
 
     async def ask_for_parents(self, judged: Judged) -> None:
-        """Look up the parents that nobody knows of; queue the jobs that need not wait."""
+        """Look up unknown parents; queue the jobs that need not wait."""
         open_jobs, parents = self._open_jobs, self._open_jobs.dependencies
         for parent_id in list(islice(parents.unknown, _LOOKED_UP)):
             parents.look_up(parent_id, await self._store.get(parent_id))

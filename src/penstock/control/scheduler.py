@@ -29,7 +29,7 @@ from penstock.control.workers import Placement
 from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.job import IdSource, Job, JobResult, Timeouts, TopicDefaults
 from penstock.core.journal import BIRTH, Stride
-from penstock.core.ledger import Answer, BulkAnswer, BulkMove, Change, Move, Verdict
+from penstock.core.ledger import Answer, BulkAnswer, BulkMove, Change, ChangeOutcome, Move
 from penstock.core.verdict import Decision
 from penstock.lifecycles.canonical import HELD, WAITING, JobEvent, JobState, Role
 from penstock.ports.bus import (
@@ -163,7 +163,7 @@ class Scheduler:
                 self._wake.set()  # it may have resumed a topic
 
     async def meet(self, messages: list[AnyMessage]) -> None:
-        """Whoever introduces itself listens already: what is sent from now on reaches it."""
+        """A worker that registers is subscribed already: it receives what is sent from now on."""
         self._met.update(m.worker_id for m in messages if isinstance(m, Handshake))
         await self.receive(messages)
 
@@ -172,7 +172,7 @@ class Scheduler:
         self._wake.set()
 
     def hear(self, strides: Sequence[Stride]) -> None:
-        """After a commit, by whoever made it: pass on cancels, and wake for new work."""
+        """After a commit: pass on cancels, and wake for new work."""
         unjudged = self.open_jobs.unjudged
         for stride in strides:
             if stride.path.after in HELD:
@@ -194,15 +194,15 @@ class Scheduler:
             self._gathered = loop.call_later(_GATHER, self._wake.set)
 
     def has_word_from(self, worker_id: str) -> bool:
-        """Whether a worker has said something that no commit tells of yet."""
+        """Whether a worker has reported something that is not committed yet."""
         return any(_sender(message) == worker_id for message in self._in_hand + self._inbox)
 
     def has_word_of(self, job_id: str) -> bool:
-        """Whether somebody has said something of a job that no commit tells of yet."""
+        """Whether a report about a job is not committed yet."""
         return any(_subject(message) == job_id for message in self._in_hand + self._inbox)
 
     def nudge(self) -> None:
-        """Something changed that no commit tells of: take a turn."""
+        """Something changed that is not a commit: take a turn."""
         self._wake.set()
 
     def rejudge(self) -> None:
@@ -374,7 +374,7 @@ class Scheduler:
     def _begin_anew(self, answers: Sequence[Answer]) -> None:
         """What was decided about a waiting job was overtaken by something else."""
         for answer in answers:
-            if answer.verdict is Verdict.REFUSED and answer.job is not None:
+            if answer.verdict is ChangeOutcome.REFUSED and answer.job is not None:
                 self.open_jobs.judge_again(answer.job)
                 self._wake.set()
 
@@ -418,6 +418,7 @@ class Scheduler:
         if (
             len(jobs) > _MOST_A_TURN
             or len(open_jobs.backlog)
+            or open_jobs.unread
             or open_jobs.unjudged
             or open_jobs.orphaned
             or open_jobs.limiter.in_use
@@ -584,7 +585,7 @@ class Scheduler:
         durable: list[tuple[str, tuple[str, int]]] = []
         for message, answer in asked:
             attempt = (message.job_id, message.attempt)
-            if answer.verdict is Verdict.REFUSED:
+            if answer.verdict is ChangeOutcome.REFUSED:
                 self.orders.end(message.worker_id, attempt, answer.why)
             elif not self.intake.still_has(message, self.clock.monotonic()):
                 self.orders.end(message.worker_id, attempt, "the job has ended meanwhile")

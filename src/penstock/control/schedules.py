@@ -33,7 +33,7 @@ from penstock.core.errors import (
 )
 from penstock.core.job import Job, JobRequest
 from penstock.ports.clock import Clock, wait_at_most
-from penstock.ports.engine_api import CatchUp, KeyRole, Schedule, ScheduleView
+from penstock.ports.engine_api import CatchUp, KeyRole, Schedule, Schedules, ScheduleView
 from penstock.ports.store import JobQuery
 
 log = logging.getLogger(__name__)
@@ -229,9 +229,9 @@ class ScheduleRunner:
                 known = ScheduleState(replace(kept, problem=str(error)), None)
             self.known[schedule.tenant, schedule.name] = known
 
-    def pointers(self) -> Iterable[str]:
-        """The inputs of future jobs, which must not be pruned."""
-        return [known.kept.schedule.request.context_ptr for known in self.known.values()]
+    def requests(self) -> Iterable[JobRequest]:
+        """Of future jobs, whose inputs must not be pruned."""
+        return [known.kept.schedule.request for known in self.known.values()]
 
     async def use(self, known: ScheduleState) -> ScheduleView:
         """Store a new or changed schedule, then fire by it."""
@@ -246,7 +246,7 @@ class ScheduleRunner:
 
     async def run(self) -> None:
         """Fire what is due, then sleep until the next time or change."""
-        punctual = self.clock.now()  # what is older was missed while nobody was here
+        punctual = self.clock.now()  # what is older was missed while no engine ran
         while True:
             self._changed.clear()
             now = self.clock.now()
@@ -378,8 +378,8 @@ class ScheduleService:
     async def put(self, schedule: Schedule) -> ScheduleView:
         """Create or change a schedule. Earlier times stay due only if its times do not change."""
         guard, runner = self._guard, self._runner
-        with guard.doing("schedule.put", schedule.name, role=KeyRole.OPERATE):
-            guard.require(KeyRole.SUBMIT, "schedule.put")  # it submits in their name
+        with guard.doing(Schedules.put, schedule.name):
+            guard.require_role(KeyRole.SUBMIT, "schedule.put")  # it submits in their name
             tenant = guard.tenant(schedule.tenant)
             request = guard.stamped(replace(schedule.request, tenant=tenant))
             await self._uploads.check(request.context_ptr)
@@ -406,8 +406,8 @@ class ScheduleService:
         self, name: str, tenant: str = "default", *, paused: bool = True
     ) -> ScheduleView:
         """Pause or resume. Times in between are skipped."""
-        action, runner = "schedule.pause" if paused else "schedule.resume", self._runner
-        with self._guard.doing(action, name, role=KeyRole.OPERATE):
+        runner = self._runner
+        with self._guard.doing(Schedules.pause, name, paused=paused):
             async with runner.changing:
                 known, now = self._find(name, tenant), runner.clock.now()
                 kept = known.kept
@@ -420,8 +420,8 @@ class ScheduleService:
     async def fire(self, name: str, tenant: str = "default") -> Job:
         """Submit its job now, in addition to its times, as the caller."""
         guard, runner = self._guard, self._runner
-        with guard.doing("schedule.fire", name, role=KeyRole.OPERATE):
-            guard.require(KeyRole.SUBMIT, "schedule.fire")
+        with guard.doing(Schedules.fire, name):
+            guard.require_role(KeyRole.SUBMIT, "schedule.fire")
             async with runner.changing:
                 known = self._find(name, tenant)
                 (job,) = await runner.submit([request_of(known.kept.schedule, guard.by, None)])
@@ -432,7 +432,7 @@ class ScheduleService:
 
     async def delete(self, name: str, tenant: str = "default") -> None:
         runner = self._runner
-        with self._guard.doing("schedule.delete", name, role=KeyRole.OPERATE):
+        with self._guard.doing(Schedules.delete, name):
             async with runner.changing:
                 schedule = self._find(name, tenant).kept.schedule
                 await runner.store.forget(_fact(schedule))

@@ -14,7 +14,7 @@ from typing import TypeVar
 from penstock.control.ledger import Ledger
 from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.job import Job
-from penstock.core.ledger import Answer, BulkAnswer, BulkMove, Change, Verdict
+from penstock.core.ledger import Answer, BulkAnswer, BulkMove, Change, ChangeOutcome
 from penstock.ports.clock import Clock, backoff
 
 log = logging.getLogger(__name__)
@@ -92,4 +92,4 @@ async def apply_storable(apply: Apply, changes: Sequence[Change]) -> list[Answer
             first = await apply_storable(apply, changes[:half])
             return first + await apply_storable(apply, changes[half:])
         log.exception("leaving out a change that can't be stored: %r", changes[0])
-        return [Answer(Verdict.REFUSED, None, why=f"it can't be stored: {error}")]
+        return [Answer(ChangeOutcome.REFUSED, None, why=f"it can't be stored: {error}")]

@@ -12,6 +12,7 @@ that a turn costs nothing for the workers that did not change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,11 +25,13 @@ from msgspec import Struct
 
 from penstock.control.backlog import QueueKey
 from penstock.ports.bus import Handshake
-from penstock.ports.executor import MODELS, PAUSED, REATTACHABLE
+from penstock.ports.engine_api import PoolView, TopicView, WorkerView
+from penstock.ports.executor import MODELS, PAUSED, REATTACHABLE, SCHEMA
 
 DEFAULT_POOL = "default"
 _MAX_KEYS = 10_000
 """Kinds of jobs whose candidates are remembered."""
+_GLOB = re.compile(r"[*?[]")
 _GONE = 1.0
 """The share of a worker that is forgotten: no entry says so."""
 
@@ -74,6 +77,8 @@ class WorkerRecord:
     missing_since: float | None = None
     """Monotonic time at which its connection dropped; None while it is connected."""
     draining: bool = False
+    leaving_session: str | None = None
+    """The session that was asked to drain, also after a lost connection."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What its executors report about themselves."""
     paused_topics: Mapping[str, str] = field(default_factory=dict)
@@ -153,12 +158,12 @@ class Roster:
         record.session, record.link = hello.session, hello.link
         record.heard_at = monotonic
         record.missing_since = None
-        record.draining = False
+        record.draining = hello.session == record.leaving_session
         self.changed[hello.worker_id] = None
         return record
 
     def heard(self, worker_id: str, monotonic: float) -> bool:
-        """Note a sign of life; False if nobody of that name has introduced itself."""
+        """Record a heartbeat; False if no worker of that name has registered."""
         record = self._workers.get(worker_id)
         if record is None:
             return False
@@ -227,6 +232,11 @@ class Roster:
         """The worker is given nothing more until it introduces itself again."""
         record.draining = True
         self.changed[record.worker_id] = None
+
+    def ask_to_leave(self, record: WorkerRecord) -> None:
+        """The worker's process is given nothing more, however often it introduces itself."""
+        record.leaving_session = record.session
+        self.drain(record)
 
     def who_reattaches(self, job_id: str, attempt: int) -> WorkerRecord | None:
         """A worker that can reattach to the work of a lost job."""
@@ -378,7 +388,7 @@ class _Candidates:
 
     def __init__(self, profiles: Iterable[_Profile]) -> None:
         self.refused: dict[QueueKey, None] = {}
-        """Keys for which nobody had room, since the last time that anybody may have."""
+        """Queue keys without a free worker, since a worker last may have become free."""
         by_pool: dict[_PoolRoom, _WorkerHeap] = {}
         for profile in profiles:
             heap = by_pool.get(profile.pool)
@@ -577,6 +587,41 @@ class Placement:
         return key.topic not in profile.paused_topics and serves(pool, profile, key)
 
 
+# -- views --------------------------------------------------------------------------
+
+
+def worker_view(worker: WorkerRecord, monotonic: float) -> WorkerView:
+    return WorkerView(
+        worker_id=worker.worker_id,
+        pool=worker.pool,
+        topics=worker.topics,
+        slots=worker.slots,
+        limit=worker.limit,
+        held=len(worker.held),
+        labels=worker.labels,
+        host=worker.host,
+        pid=worker.pid,
+        local=worker.local,
+        status=worker.status,
+        silent_for=0.0 if worker.local else max(0.0, monotonic - worker.heard_at),
+        facts=worker.facts,
+    )
+
+
+def pool_view(roster: Roster, name: str) -> PoolView:
+    pool = roster.pool(name)
+    members = [worker for worker in roster.workers.values() if worker.pool == name]
+    return PoolView(
+        name=name,
+        topics=pool.topics or tuple(sorted({t for worker in members for t in worker.topics})),
+        capacity=pool.capacity,
+        held=sum(len(worker.held) for worker in members),
+        workers=len(members),
+        labels=pool.labels,
+        paused=name in roster.paused,
+    )
+
+
 # -- in words ---------------------------------------------------------------------
 
 
@@ -595,6 +640,30 @@ def models_of(workers: Iterable[WorkerRecord]) -> dict[str, Mapping[str, Any]]:
         if isinstance(models, Mapping):
             found |= {topic: facts for topic, facts in models.items() if isinstance(facts, Mapping)}
     return found
+
+
+def describe_topics(workers: Iterable[WorkerRecord]) -> list[TopicView]:
+    """The topics that callers may use, and what their workers announced about them."""
+    known = list(workers)
+    announced = {name: fact for w in known for name, fact in w.facts.items() if _is_schema(name)}
+    paused, views = paused_everywhere(known), []
+    for topic in sorted({topic for w in known for topic in w.topics}):
+        facts = announced.get(SCHEMA + topic, {})
+        if isinstance(facts, Mapping) and not _GLOB.search(topic):
+            views.append(
+                TopicView(
+                    topic=topic,
+                    description=str(facts.get("description", "")),
+                    input_schema=facts.get("input"),
+                    output_schema=facts.get("output"),
+                    paused=paused.get(topic, ""),
+                )
+            )
+    return views
+
+
+def _is_schema(name: str) -> bool:
+    return name.startswith(SCHEMA)
 
 
 def _can(worker: WorkerRecord, topic: str) -> bool:

@@ -51,7 +51,7 @@ def check_name(name: str, field: str = "name") -> str:
 
 
 def check_count(count: int) -> None:
-    """Raises TooLarge if a job may not have so many artifacts."""
+    """Raises TooLarge for more artifacts than a job may have."""
     if count > MAX_ARTIFACTS:
         raise TooLarge(
             "artifacts",

@@ -2,7 +2,7 @@
 
     PenstockError
     ├── InvalidRequest          what was asked is wrong; names the field
-    │   ├── UnknownTopic        nobody serves this topic
+    │   ├── UnknownTopic        no worker serves this topic
     │   ├── TooLarge            a payload over its limit
     │   ├── UnreadablePointer   a context_ptr that may not be, or can't be, read
     │   └── Unstorable          a value that no database can hold
@@ -182,8 +182,20 @@ class AlreadyRunning(Unavailable):
     code = "ALREADY_RUNNING"
 
 
+class OwnedByAnother(AlreadyRunning):
+    """Another engine owns the database."""
+
+    code = "OWNED_BY_ANOTHER"
+
+
 class StoreFailed(Unavailable):
     code = "STORE_FAILED"
+
+
+class NotOwner(StoreFailed):
+    """Another engine owns the store."""
+
+    code = "NOT_OWNER"
 
 
 class StoreFull(StoreFailed):

@@ -457,7 +457,7 @@ class IdSource:
 
 
 class Retry(Exception):
-    """Raised in a job: try it again, after so many seconds (or by the job's own backoff).
+    """Raised in a job: try it again, after this many seconds (or by the job's own backoff).
 
     Given to a stage of a pipeline, `Retry(3)` says how often an item is tried again, and the
     other arguments say after how long and upon which errors, as `RetryPolicy` has them.

@@ -33,7 +33,7 @@ class Accept(Struct, frozen=True, gc=False):
     actor: str = Role.GATEWAY.value
     reason: str = ""
     fresh: bool = False
-    """The id was just generated here, so nobody can hold it yet."""
+    """The id was just generated here, so it can't be in use yet."""
     unless_cancelled: bool = False
     """Where it follows a move: not if that job was asked to end in the meantime."""
     all_or_none: bool = False
@@ -153,7 +153,7 @@ class BulkMove(Struct, frozen=True, gc=False, kw_only=True):
         )
 
 
-class Verdict(Enum):
+class ChangeOutcome(Enum):
     MOVED = "moved"
     REPEATED = "repeated"
     REFUSED = "refused"
@@ -162,14 +162,14 @@ class Verdict(Enum):
 class Answer(Struct, frozen=True, gc=False):
     """What became of one change, and the record as it now is."""
 
-    verdict: Verdict
+    verdict: ChangeOutcome
     job: Job | None
     stride: Stride | None = None
     why: str = ""
 
     @property
     def moved(self) -> bool:
-        return self.verdict is Verdict.MOVED
+        return self.verdict is ChangeOutcome.MOVED
 
     @property
     def transitions(self) -> tuple[Transition, ...]:
@@ -187,7 +187,7 @@ class BulkAnswer(Struct, frozen=True, gc=False):
     """The place of each job that did not, and why."""
 
 
-_MOVED, _REPEATED, _REFUSED = Verdict.MOVED, Verdict.REPEATED, Verdict.REFUSED
+_MOVED, _REPEATED, _REFUSED = ChangeOutcome.MOVED, ChangeOutcome.REPEATED, ChangeOutcome.REFUSED
 Key = tuple[str, str]
 """(tenant, key)"""
 

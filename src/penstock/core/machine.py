@@ -11,8 +11,8 @@ Three rules hold for every table:
    and changes nothing, so that a message may arrive twice.
 3. Nothing leaves a final state.
 
-A table may name two things beside its moves. What is *refused* at the door ends there:
-it is answered and never stored. *Absent* is what a lookup answers about a job that
+A table may name two things beside its moves. What is *refused* on submission is
+answered and never stored. *Absent* is what a lookup answers about a job that
 isn't there: a word of the same vocabulary, but no job is ever in it.
 """
 

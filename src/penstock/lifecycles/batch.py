@@ -7,9 +7,11 @@ FINALIZING first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from penstock.core.machine import StateMachine
+from penstock.lifecycles.canonical import CanonicalEnd, JobState
 
 
 class BatchStatus(StrEnum):
@@ -61,3 +63,10 @@ BATCH: StateMachine[BatchStatus, BatchEvent] = StateMachine(
         (_S.CANCELLING, _E.END): _S.CANCELLED,
     },
 )
+
+ENDS: Mapping[BatchStatus, CanonicalEnd] = {
+    _S.COMPLETED: CanonicalEnd(JobState.SUCCEEDED),
+    _S.FAILED: CanonicalEnd(JobState.FAILED, "INVALID_BATCH"),
+    _S.EXPIRED: CanonicalEnd(JobState.TIMEOUT, "BATCH_EXPIRED"),
+    _S.CANCELLED: CanonicalEnd(JobState.CANCELLED, "CANCELLED"),
+}

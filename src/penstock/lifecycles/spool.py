@@ -1,6 +1,6 @@
 """The spooled job of seed 004: the folder a job's directory lies in is its state.
 
-Every move is one atomic rename, and whoever's rename succeeds made the move. So this is
+Every move is one atomic rename, and the process whose rename succeeds made the move. So this is
 the one lifecycle with a way back: a job found RUNNING when no server runs is an orphan,
 and is renamed to QUEUED again (`recover`).
 

@@ -152,7 +152,7 @@ def _stream(file: Remote, written: BinaryIO, progress: Progress | None) -> None:
             written.truncate()
         elif not _headers(response).get("content-range", "").startswith(f"bytes {have}-"):
             written.truncate(written.seek(0))
-            raise ConnectionError("the server sent another part than it was asked for")
+            raise ConnectionError("the server sent a different range than requested")
         length = _headers(response).get("content-length", "")
         size = file.size or (have + int(length) if length.isdigit() else 0)
         while data := response.read(_CHUNK):

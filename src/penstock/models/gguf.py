@@ -104,7 +104,7 @@ class GgufHeader:
 
     def _read(self) -> None:
         if self.size < len(MAGIC) or self._cursor.take(len(MAGIC)) != MAGIC:
-            raise Malformed("is no GGUF file: it does not begin as one")
+            raise Malformed("is not a GGUF file: it does not begin as one")
         version = self._cursor.number(_U32)
         if version not in _VERSIONS:
             raise Malformed(_about_version(version))
@@ -233,7 +233,7 @@ def open_regular(path: Path) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Malformed("is no regular file")
+        raise Malformed("is not a regular file")
     return os.fdopen(descriptor, "rb", buffering=0)
 
 

@@ -146,7 +146,7 @@ def _hub_files(repository: str) -> tuple[list[Remote], str]:
     try:
         found = msgspec.json.decode(body, type=_Repository)
     except msgspec.DecodeError as error:
-        raise OSError(f"{hub} is no hub: {error}") from error
+        raise OSError(f"{hub} is not a hub: {error}") from error
     revision = found.sha or "main"
     files = [
         Remote(

@@ -72,7 +72,7 @@ def full(root: Path, needed: int = 0) -> StoreFull:
     more = f" for {needed:,} bytes more" if needed else ""
     return StoreFull(
         f"there is no space left in {root}{more}",
-        hint="'penstock models rm NAME' makes some; --models-dir names another folder",
+        hint="'penstock model delete NAME' makes some; --models-dir names another folder",
     )
 
 

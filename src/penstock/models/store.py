@@ -38,7 +38,7 @@ from penstock.models.staging import (
 from penstock.models.values import LlmFailure, is_model_name, no_such_model, resolve_name
 from penstock.ports.process import failpoint
 
-_HINT = "'penstock models list' shows them, 'penstock models pull smollm2' fetches a small one"
+_HINT = "'penstock model list' shows them, 'penstock model pull smollm2' fetches a small one"
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ class ModelStore:
         with writing(self.folder):
             file = self._first_file(name) if is_model_name(name) else None
             if file is None:
-                raise no_such_model(name, self._names(), "'penstock models list' shows them")
+                raise no_such_model(name, self._names(), "'penstock model list' shows them")
             with locked(self.folder):
                 file.unlink(missing_ok=True)
                 failpoint("models.removed")
@@ -224,7 +224,7 @@ class ModelStore:
             problem = "is a projector, which belongs to a model"
             raise InvalidRequest(path.name, problem, hint="add the model with --projector FILE")
         if projector and not read_facts(projector).projector:
-            raise InvalidRequest(projector.name, "is no projector")
+            raise InvalidRequest(projector.name, "is not a projector")
         return self.check_name(name or facts.name)
 
     def _compare(self, name: str, sha256: str) -> None:
@@ -239,7 +239,7 @@ class ModelStore:
         if there != sha256:
             raise Conflict(
                 f"there is another model {name!r} already",
-                hint=f"'penstock models rm {name}' removes it, --name gives this one another name",
+                hint=f"delete it with 'penstock model delete {name}', or use --name",
             )
 
     def _write(self, name: str, record: ModelRecord, new: Path) -> None:

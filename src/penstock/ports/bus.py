@@ -36,7 +36,7 @@ CHECKPOINT = "sys.job.checkpoint"
 
 
 def jobs_of(worker_id: str) -> str:
-    """The subject on which one worker is given work and told to end it."""
+    """The subject on which one worker receives jobs and cancellations."""
     return f"worker.{worker_id}.jobs"
 
 
@@ -98,6 +98,12 @@ class Dismissed(Message, frozen=True, gc=False):
 
     session: str
     reason: str
+
+
+class Drain(Message, frozen=True, gc=False):
+    """The worker of this session takes no more work, finishes what it runs, and leaves."""
+
+    session: str
 
 
 class Reintroduce(Message, frozen=True, gc=False):
@@ -310,6 +316,7 @@ AnyMessage = (
     | CheckpointKept
     | StepsWanted
     | StepsRead
+    | Drain
 )
 
 Handler = Callable[[list[AnyMessage]], Awaitable[None]]
@@ -423,7 +430,7 @@ class StartLogs(Protocol):
     """Where workers on this machine keep their logs; empty where they can't have one."""
 
     def revoke(self, job_id: str, attempt: int) -> bool:
-        """Keep it from ever beginning; False if it has begun, or nobody can tell."""
+        """Keep it from ever beginning; False if it has begun, or that is unknown."""
 
 
 class NoStartLogs:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     recheck: float = 1.0
-    """Seconds after which whoever waits for a time should look at the clock again: it may be set,
+    """Seconds after which a waiter should look at the clock again: it may be set,
     it goes on while the computer sleeps, and it need not be the event loop's."""
 
     def now(self) -> float:
@@ -43,7 +43,7 @@ def backoff(first: float, longest: float, *, jitter: float = 0.0) -> Iterator[fl
 
 
 async def wait_at_most(clock: Clock, seconds: float, event: asyncio.Event) -> None:
-    """Until the event is set, or so many seconds have passed."""
+    """Until the event is set, or this many seconds have passed."""
     waits = asyncio.ensure_future(event.wait()), asyncio.ensure_future(clock.sleep(seconds))
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,23 +1,26 @@
-"""The engine's API: every operation that a caller can ask of it.
+"""The engine's API: every operation that a caller can ask of it, with its HTTP route and role.
 
 The engine has its own EngineApi; a link to an engine elsewhere is an EngineApi as well. The Python
-API, the command line and whatever door comes next are written against this and can't tell
-the difference.
+API, the command line and HTTP are written against this Protocol and work with either.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from penstock.core.job import Job, JobRequest
 from penstock.core.journal import Transition
 from penstock.core.verdict import Decision, Rate, SafetyVerdict
-from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.blobs import BlobStat
+from penstock.ports.credentials import Credentials
+from penstock.ports.operations import KeyRole as KeyRole
+from penstock.ports.operations import Paging, about, operation
 from penstock.ports.store import (
     AuditEntry,
     AuditQuery,
@@ -84,7 +87,7 @@ class Logged(Struct, frozen=True, tag="log"):
 
 
 class Streamed(Struct, frozen=True, tag="piece"):
-    """A part of what a job makes. Whoever comes late is told those before first; a new attempt
+    """A part of what a job makes. A late reader gets earlier pieces first; a new attempt
     begins again with number 1."""
 
     job_id: str
@@ -102,6 +105,88 @@ class EventBatch(Struct, frozen=True, weakref=True):
     events: tuple[JournalEvent, ...]
     cursor: int
     """Where to resume after it: that of its last event, or of one the reader may not see."""
+
+
+class StreamKind(StrEnum):
+    """What the event stream tells."""
+
+    JOB = "job"
+    """A move of a job."""
+    APPROVAL = "approval"
+    """A job awaits approval, or got one person's."""
+    NOTE = "note"
+    """An entry of a job's history that moves nothing; stages of pipelines begin and end so."""
+    PROGRESS = "progress"
+    LOG = "log"
+    """Lines of the jobs in `StreamQuery.logs`."""
+    WORKER = "worker"
+    POOL = "pool"
+    COUNTS = "counts"
+    """Jobs by state."""
+
+
+JOURNAL_KINDS = frozenset({StreamKind.JOB, StreamKind.APPROVAL, StreamKind.NOTE})
+"""Kinds that are entries of the journal: nothing of them is missed by a reader that resumes."""
+MAX_LOGS = 20
+
+
+def stream_kind(event: JournalEvent) -> StreamKind:
+    match event.transition.event:
+        case JobEvent.PARK | JobEvent.APPROVE:
+            return StreamKind.APPROVAL
+        case JobEvent.NOTE:
+            return StreamKind.NOTE
+        case _:
+            return StreamKind.JOB
+
+
+class StreamQuery(Struct, frozen=True, kw_only=True):
+    """What a reader of the event stream wants; all conditions must hold."""
+
+    kinds: tuple[StreamKind, ...] = ()
+    """Empty: all that the caller may see."""
+    topic: str | None = None
+    """A glob, as in `job.text.*`."""
+    tenant: str | None = None
+    states: tuple[JobState, ...] = ()
+    """Only moves into one of these."""
+    events: tuple[JobEvent, ...] = ()
+    job_ids: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    """Jobs whose log lines are wanted, at most 20."""
+    replay: int | None = None
+    """A reader that resumes and missed more entries than this goes on from now; the batch says
+    so in `gap`. None: it gets all of them."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no entry of the journal is left out by its conditions."""
+        conditions = (self.topic, self.tenant, self.states, self.events, self.job_ids)
+        return conditions == (None, None, (), (), ())
+
+
+class JobProgressView(Struct, frozen=True):
+    job_id: str
+    tenant: str
+    topic: str
+    fraction: float | None
+    message: str
+
+
+class StreamBatch(Struct, frozen=True):
+    """What a reader of the event stream gets at once."""
+
+    place: str
+    """Where to resume after it."""
+    entries: tuple[JournalEvent, ...] = ()
+    lines: tuple[LogLine, ...] = ()
+    progress: tuple[JobProgressView, ...] = ()
+    workers: tuple[WorkerView, ...] = ()
+    gone_workers: tuple[str, ...] = ()
+    pools: tuple[PoolView, ...] = ()
+    counts: dict[JobState, int] | None = None
+    gap: str = ""
+    """Why entries before this are missing, if they are."""
 
 
 class Bulk(Struct, frozen=True):
@@ -133,6 +218,19 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """Facts that its executors report, as `pipes`."""
 
 
+class TopicView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic that workers serve, and what they announced about its jobs."""
+
+    topic: str
+    description: str = ""
+    input_schema: Mapping[str, Any] | None = None
+    """JSON schema of a job's input; None: the worker did not announce one."""
+    output_schema: Mapping[str, Any] | None = None
+    """JSON schema of a job's result."""
+    paused: str = ""
+    """Why no worker can run its jobs at present; they wait."""
+
+
 class PoolView(Struct, frozen=True, kw_only=True):
     name: str
     topics: tuple[str, ...]
@@ -141,7 +239,7 @@ class PoolView(Struct, frozen=True, kw_only=True):
     workers: int
     labels: Mapping[str, str]
     paused: bool = False
-    """It gets no new jobs; `held` tells how far it is drained."""
+    """It gets no new jobs; `held` says how far it is drained."""
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
@@ -173,6 +271,55 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     """Why the current rule file was not accepted."""
 
 
+class JobCounts(Struct, frozen=True):
+    """How many jobs there are; a job and its retries are one."""
+
+    states: dict[JobState, int]
+    topics: dict[str, dict[JobState, int]]
+    """Unfinished jobs by topic and state."""
+
+
+class JobTotal(Struct, frozen=True):
+    count: int
+    exact: bool
+    """False: there are at least so many."""
+
+
+class TimelinePoint(Struct, frozen=True, kw_only=True):
+    """What happened in one minute."""
+
+    at: float
+    """When it began."""
+    submitted: int
+    """Without retries."""
+    started: int
+    ended: dict[JobState, int]
+    """Without tries that were retried."""
+    retried: int
+    wait_p50: float | None
+    wait_p99: float | None
+    """Seconds that jobs had waited when they started, from when they were allowed to; rounded up
+    to a scale that doubles every two steps. None if no job started."""
+
+
+class FailureCount(Struct, frozen=True):
+    topic: str
+    error_code: str
+    count: int
+
+
+class Timeline(Struct, frozen=True):
+    points: tuple[TimelinePoint, ...]
+    """Minute by minute, oldest first; the last one is not over."""
+    total: TimelinePoint
+    failures: tuple[FailureCount, ...]
+    """Tries that did not succeed, the most frequent first, at most 100."""
+
+
+MAX_MINUTES = 1440
+"""Minutes of a timeline."""
+
+
 class Cleaned(Struct, frozen=True):
     jobs: int
     transitions: int
@@ -180,32 +327,9 @@ class Cleaned(Struct, frozen=True):
     blobs: int
 
 
-PARTS = ("approvals", "policy", "schedules", "limits", "keys", "audit", "pipelines", "batches")
-"""The parts of an EngineApi beside jobs."""
-
-ONCE = frozenset(
-    {
-        "retry",
-        "cancel_many",
-        "retry_many",
-        "prune",
-        "approvals.approve",
-        "approvals.reject",
-        "schedules.fire",
-        "schedules.delete",
-        "limits.delete",
-        "keys.create",
-        "keys.revoke",
-        "pipelines.retry_failed",
-        "batches.begin_upload",
-        "batches.write_upload",
-        "batches.keep_upload",
-        "batches.delete_file",
-        "batches.create",
-    }
-)
-"""Operations that a client must not send again after the answer was lost. The others only read,
-or have the same effect and answer when they are repeated; a submission has its client's id."""
+Reason = Annotated[str, Meta(max_length=1000)]
+Patience = Annotated[float, about("Seconds to wait for running work to end.", ge=0, le=60)]
+"""Over HTTP at most 60; the HTTP client asks again until the caller's time is over."""
 
 
 class EngineApi(Protocol):
@@ -225,6 +349,9 @@ class EngineApi(Protocol):
     def keys(self) -> Keys: ...
 
     @property
+    def credentials(self) -> Credentials: ...
+
+    @property
     def audit(self) -> Audit: ...
 
     @property
@@ -233,6 +360,26 @@ class EngineApi(Protocol):
     @property
     def batches(self) -> Batches: ...
 
+    @operation(
+        "submit_job",
+        "POST /v1/jobs",
+        "Submit a job",
+        "Answers when the job is durable. A request that was accepted before (same `job_id`, or "
+        "same tenant and idempotency key) is answered with 200 and the job it became; a different "
+        "request with the same id or key is a conflict.",
+        role=KeyRole.SUBMIT,
+        status=201,
+        refusals=(409, 413, 415, 422, 429),
+    )
+    @operation(
+        "submit_batch",
+        "POST /v1/jobs/batch",
+        "Submit many jobs, all or none",
+        "One commit. If one of them is refused, nothing is stored.",
+        role=KeyRole.SUBMIT,
+        status=201,
+        refusals=(409, 413, 415, 422, 429),
+    )
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         """Accept all of them durably, or none: InvalidRequest, Conflict, UnknownTopic …
 
@@ -240,20 +387,101 @@ class EngineApi(Protocol):
         key) is answered with the job it became. An empty job_id asks for a new one.
         """
 
+    @operation(
+        "get_job",
+        "GET /v1/jobs/{job_id}",
+        "Get a job's record",
+        "Of the try with this id. If it was retried, `successor` names the retry.",
+        refusals=(404,),
+    )
     async def get(self, job_id: str) -> Job:
         """The record of the try with this id; `successor` names its retry."""
 
+    @operation(
+        "list_jobs",
+        "GET /v1/jobs",
+        "List jobs",
+        "A job and its retries are one: the record of the newest try. A page at a time; `next` of "
+        "a page is the `cursor` of the following one. Pages are stable: a job that comes in "
+        "between shifts nothing and is not shown twice; one that is retried in between moves to "
+        "where new jobs are.",
+        refusals=(422,),
+    )
     async def find(self, query: JobQuery) -> list[Job]: ...
 
+    async def count(self, query: JobQuery) -> JobTotal:
+        """How many jobs match: exact up to 1,000, and always if only states and a tenant are
+        asked for. The position and length of a page are ignored."""
+
+    @operation(
+        "get_counts",
+        "GET /v1/counts",
+        "Count jobs",
+        "By state; unfinished ones also by topic. Costs the same always.",
+    )
+    async def counts(self) -> JobCounts:
+        """Jobs by state, and unfinished ones by topic."""
+
+    @operation(
+        "get_timeline",
+        "GET /v1/timeline?minutes&topic",
+        "Count what happened, minute by minute",
+        "Submitted, started and ended jobs, waiting times, and failures by error code, up to a day "
+        "back. Kept over a restart; a crash loses at most a minute.",
+        refusals=(422,),
+    )
+    async def timeline(
+        self,
+        minutes: Annotated[int, about("Minutes back from now.", ge=1, le=MAX_MINUTES)] = 60,
+        topic: Annotated[str | None, about("A glob, as in `job.text.*`.")] = None,
+    ) -> Timeline:
+        """What was submitted, started and ended, minute by minute, up to a day back; of all
+        topics or those that match a glob. Survives a restart."""
+
+    @operation(
+        "get_history",
+        "GET /v1/jobs/{job_id}/history",
+        "Get a job's history",
+        "Every transition, oldest first.",
+        field="transitions",
+        refusals=(404,),
+    )
     async def history(self, job_id: str) -> list[Transition]: ...
 
+    @operation(
+        "why_job",
+        "GET /v1/jobs/{job_id}/why",
+        "Why a job is where it is",
+        "If the try with this id was retried, how it ended, and what is happening to the newest "
+        "try.",
+        field="why",
+        refusals=(404,),
+    )
     async def why(self, job_id: str) -> str:
         """Why the job waits, or what is happening to it, in one sentence; of a try that was
         retried: what became of it, and the same about the newest try."""
 
+    @operation(
+        "wait_job",
+        "GET /v1/jobs/{job_id}/wait",
+        "Wait for a job's end",
+        "200 with the final record, following retries, as soon as it has ended; 202 with the "
+        "record of the newest try as it is when the time ran out first. Ask again then.",
+        refusals=(404, 422),
+        waits=True,
+    )
     async def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """The final record, following retries. Raises WaitTimedOut."""
 
+    @operation(
+        "wait_jobs",
+        "POST /v1/jobs:wait",
+        "Wait for the ends of many jobs",
+        "Answers when `count` of them have ended, following retries, and tells of all that have; "
+        "with none when the time ran out first. Ask again for the others.",
+        refusals=(404, 415, 422),
+        waits=True,
+    )
     async def wait_many(
         self,
         job_ids: Sequence[str],
@@ -269,15 +497,49 @@ class EngineApi(Protocol):
         when one ended without success. At most MAX_WAITED jobs. Raises NotFound.
         """
 
+    @operation(
+        "get_logs",
+        "GET /v1/jobs/{job_id}/logs?limit",
+        "Get what a job logged",
+        "Oldest first, a page at a time.",
+        field="lines",
+        refusals=(404, 422),
+        paging=Paging("after", ("n",)),
+    )
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]: ...
 
+    @operation(
+        "get_steps",
+        "GET /v1/jobs/{job_id}/steps",
+        "List the rows that a job checkpointed",
+        "In the order of name and number, a page at a time; a page of long rows may have fewer "
+        "than `limit`.",
+        refusals=(404, 422),
+    )
     async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
         """Rows that the job checkpointed, in the order of name and `n`; maybe fewer than asked
         for, if they are long."""
 
+    @operation(
+        "count_steps",
+        "GET /v1/jobs/{job_id}/steps/counts",
+        "Count the rows that a job checkpointed",
+        "By name and outcome.",
+        field="counts",
+        refusals=(404,),
+    )
     async def count_steps(self, job_id: str) -> list[StepCount]:
         """How many there are, by name and outcome."""
 
+    @operation(
+        "count_children",
+        "GET /v1/jobs/{job_id}/children/counts",
+        "Count the jobs that were submitted inside a job",
+        "By state, each with its retries as one. `GET /v1/jobs?child_of=` lists them, by the first "
+        "try of the parent.",
+        field="counts",
+        refusals=(404,),
+    )
     async def count_children(self, job_id: str) -> dict[JobState, int]:
         """How many jobs were submitted inside this one, or inside another try of it, by state; each
         with its retries as one."""
@@ -292,17 +554,59 @@ class EngineApi(Protocol):
         first.
         """
 
+    @operation(
+        "cancel_job",
+        "POST /v1/jobs/{job_id}/cancel",
+        "Cancel a job",
+        "Cancel and finish race; the job's state says which won.",
+        role=KeyRole.SUBMIT,
+        refusals=(404, 422),
+        waits=True,
+    )
     async def cancel(
-        self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
+        self,
+        job_id: str,
+        *,
+        reason: Reason = "",
+        children: Annotated[bool, about("Whether its children are cancelled, too.")] = False,
+        timeout: Patience = 10.0,
     ) -> Cancellation:
         """End the job (and its children), waiting up to `timeout` for running work to end."""
 
+    @operation(
+        "retry_job",
+        "POST /v1/jobs/{job_id}/retry",
+        "Retry a job that ended badly",
+        "A new job with every field of the old one; it passes the rules again.",
+        role=KeyRole.SUBMIT,
+        once=True,
+        status=201,
+        refusals=(404, 409, 422),
+    )
     async def retry(self, job_id: str) -> Job:
         """Submit a job whose newest try did not succeed again, as a new job."""
 
+    @operation(
+        "cancel_jobs",
+        "POST /v1/jobs:cancel",
+        "Cancel many jobs",
+        "Every unfinished job that matches. Needs a filter, or `all`.",
+        role=KeyRole.OPERATE,
+        once=True,
+        refusals=(415, 422),
+    )
     async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
         """Cancel every unfinished job that matches; `limit` is ignored."""
 
+    @operation(
+        "retry_jobs",
+        "POST /v1/jobs:retry",
+        "Retry many dead letters",
+        "Each passes the rules again. Needs a filter, or `all`.",
+        role=KeyRole.OPERATE,
+        once=True,
+        refusals=(415, 422),
+    )
     async def retry_many(self, query: JobQuery) -> Bulk:
         """Retry every dead letter that matches; each passes the rules again."""
 
@@ -310,38 +614,167 @@ class EngineApi(Protocol):
         """Everything that happens to any job, from a cursor on, or from now on; for ever.
 
         No gap and no repeat: what was committed after `after` comes first, from the journal.
-        The first batch is empty and tells where reading begins; other empty ones are signs of
+        The first batch is empty and says where reading begins; other empty ones are signs of
         life, every few seconds while nothing happens.
         """
 
+    def stream(self, query: StreamQuery, after: str | None = None) -> AsyncIterator[StreamBatch]:
+        """Everything that happens, in one stream: see StreamQuery and StreamBatch; for ever.
+
+        `after` is the `place` of a batch: later entries and lines come first. The first batch has
+        the current values. Empty batches are signs of life.
+        """
+
+    @operation(
+        "list_topics", "GET /v1/topics", "List the topics that workers serve", field="topics"
+    )
     async def topics(self) -> list[str]:
         """The topics (globs) that workers serve now; any caller may ask."""
 
+    @operation(
+        "describe_topics",
+        "GET /v1/topics/schemas",
+        "List the topics that your key may submit to, with JSON schemas",
+        "As the workers announced them: a sentence, the schema of the input, the schema of the "
+        "result. Without globs, and without topics that only other jobs use.",
+        field="topics",
+    )
+    async def describe_topics(self) -> list[TopicView]:
+        """The topics that this caller may submit jobs to, with their schemas, sorted by name.
+
+        Without globs, and without topics that only other jobs use. Empty for a caller without
+        the role SUBMIT.
+        """
+
+    @operation(
+        "list_workers", "GET /v1/workers", "List workers", field="workers", role=KeyRole.OPERATE
+    )
     async def workers(self) -> list[WorkerView]: ...
 
+    @operation(
+        "get_worker",
+        "GET /v1/workers/{worker_id}",
+        "Get a worker",
+        role=KeyRole.OPERATE,
+        refusals=(404,),
+    )
+    async def worker(self, worker_id: str) -> WorkerView: ...
+
+    @operation(
+        "drain_worker",
+        "POST /v1/workers/{worker_id}/drain",
+        "Drain a worker",
+        "The worker process is given nothing new, finishes what it runs within its drain timeout, "
+        "and leaves. 409 for a worker inside the engine's own process.",
+        role=KeyRole.OPERATE,
+        all_tenants=True,
+        refusals=(404, 409),
+    )
+    async def drain_worker(self, worker_id: str) -> WorkerView:
+        """Let a worker process finish what it runs, give it nothing new, and have it leave.
+
+        Conflict for a worker inside the engine's process: pause its pool instead.
+        """
+
+    @operation("list_pools", "GET /v1/pools", "List pools", field="pools", role=KeyRole.OPERATE)
     async def pools(self) -> list[PoolView]: ...
 
+    @operation(
+        "get_pool", "GET /v1/pools/{name}", "Get a pool", role=KeyRole.OPERATE, refusals=(404,)
+    )
+    async def pool(self, name: str) -> PoolView: ...
+
+    @operation(
+        "pause_pool",
+        "POST /v1/pools/{name}/pause",
+        "Pause a pool",
+        "Its workers are given nothing new and finish what they have; `held` tells how far it is "
+        "drained. It stays paused over a restart.",
+        role=KeyRole.OPERATE,
+        all_tenants=True,
+        refusals=(404,),
+    )
     async def pause_pool(self, name: str) -> PoolView:
         """Give its workers no new jobs; running jobs finish. Survives a restart."""
 
+    @operation(
+        "resume_pool",
+        "POST /v1/pools/{name}/resume",
+        "Resume a pool",
+        role=KeyRole.OPERATE,
+        all_tenants=True,
+        refusals=(404,),
+    )
     async def resume_pool(self, name: str) -> PoolView: ...
 
+    @operation(
+        "get_status",
+        "GET /v1/status",
+        "How the engine is",
+        "And how many jobs are in which state; with a tenant's key, of that tenant.",
+    )
     async def status(self) -> EngineStatus: ...
 
+    @operation(
+        "verify",
+        "POST /v1/verify",
+        "Compare every record with its history",
+        "Reads the whole store; with many jobs it takes a while.",
+        role=KeyRole.ADMIN,
+        all_tenants=True,
+        patience=3600.0,
+    )
     async def verify(self) -> Verified: ...
 
-    async def prune(self, older_than: float) -> Cleaned:
-        """Delete jobs that ended more than so many seconds ago, and unreferenced blobs."""
+    @operation(
+        "prune",
+        "POST /v1/prune",
+        "Forget old jobs",
+        "What ended before that, with history and logs, and blobs that nothing points to.",
+        role=KeyRole.ADMIN,
+        all_tenants=True,
+        once=True,
+        patience=3600.0,
+        refusals=(422,),
+    )
+    async def prune(
+        self, older_than: Annotated[float, about("Seconds since a job has ended.", ge=0)]
+    ) -> Cleaned:
+        """Delete jobs that ended more than this many seconds ago, and unreferenced blobs."""
 
+    @operation(
+        "put_blob",
+        "POST /v1/blobs",
+        "Upload a blob",
+        "The body, as it is, is kept under a name made of its content. The Content-Type is kept "
+        "with it.",
+        role=KeyRole.SUBMIT,
+        action="blob.put",
+        status=201,
+        refusals=(413, 415, 422),
+    )
     async def put_blob(self, data: bytes, media_type: str = "application/json") -> str: ...
 
+    @operation(
+        "get_blob",
+        "GET /v1/blobs/{uri}",
+        "Download a blob",
+        "By its URI, escaped as one part of a path, or by its digest alone. In parts with `Range` "
+        "and `If-Range`; `If-None-Match` answers 304. A key sees the blobs that its tenant's jobs "
+        "point to.",
+        refusals=(404, 416, 422),
+    )
     async def get_blob(self, uri: str) -> bytes: ...
 
     async def stat_blob(self, uri: str, *, job_id: str | None = None) -> BlobStat:
-        """With a job: UnreadablePointer also if whoever submitted that may not read it."""
+        """With a job: UnreadablePointer also if its submitter may not read it."""
 
     async def read_blob(self, uri: str, start: int, length: int) -> bytes:
         """A byte range; shorter only at the end."""
+
+
+PARTS = tuple(name for name, part in vars(EngineApi).items() if isinstance(part, property))
+"""The parts of an EngineApi beside jobs."""
 
 
 async def newest_try(api: EngineApi, job: Job) -> Job:
@@ -355,7 +788,25 @@ async def newest_try(api: EngineApi, job: Job) -> Job:
 
 
 class Approvals(Protocol):
-    async def approve(self, job_id: str, *, reason: str = "", snapshot: str = "") -> Job:
+    @operation(
+        "approve_job",
+        "POST /v1/jobs/{job_id}/approve",
+        "Approve a job that is awaiting approval",
+        "409 if it is not awaiting approval, if this key has approved it already, or if the "
+        "request or the rules have changed since. 403 if you submitted it or are not an approver.",
+        role=KeyRole.APPROVE,
+        once=True,
+        refusals=(404, 409, 422),
+    )
+    async def approve(
+        self,
+        job_id: str,
+        *,
+        reason: Reason = "",
+        snapshot: Annotated[
+            str, about("Of the hold that you looked at; 409 for another one.")
+        ] = "",
+    ) -> Job:
         """Approve a job that is awaiting approval.
 
         `snapshot` is that of the hold the caller looked at; if the job waits under another
@@ -363,7 +814,16 @@ class Approvals(Protocol):
         Conflict if it is not awaiting approval, or the caller has approved it already.
         """
 
-    async def reject(self, job_id: str, *, reason: str = "") -> Job:
+    @operation(
+        "reject_job",
+        "POST /v1/jobs/{job_id}/reject",
+        "Reject a job that is awaiting approval",
+        "It ends DENIED.",
+        role=KeyRole.APPROVE,
+        once=True,
+        refusals=(404, 409, 422),
+    )
+    async def reject(self, job_id: str, *, reason: Reason = "") -> Job:
         """Reject it: the job ends DENIED."""
 
 
@@ -442,13 +902,52 @@ class Simulation(Struct, frozen=True):
 
 
 class Policy(Protocol):
+    @operation(
+        "get_policy",
+        "GET /v1/policy",
+        "Get the rules in force",
+        role=KeyRole.OPERATE,
+        all_tenants=True,
+    )
     async def current(self) -> PolicyView: ...
 
+    @operation(
+        "explain_job",
+        "GET /v1/jobs/{job_id}/policy",
+        "Explain the decision on a job",
+        "Each rule that was tried, and each condition that did or didn't match.",
+        refusals=(404,),
+    )
     async def explain(self, job_id: str) -> Explanation: ...
 
-    async def simulate(self, text: str, limit: int = 10_000) -> Simulation:
+    @operation(
+        "simulate_policy",
+        "POST /v1/policy/simulate",
+        "Simulate other rules on past jobs",
+        "Changes nothing.",
+        role=KeyRole.OPERATE,
+        all_tenants=True,
+        patience=300.0,
+        refusals=(413, 422),
+    )
+    async def simulate(
+        self,
+        text: Annotated[str, about("The rules, as a rule file has them (TOML).")],
+        limit: Annotated[
+            int, about("How many jobs to judge, newest first.", ge=1, le=100_000)
+        ] = 10_000,
+    ) -> Simulation:
         """Judge the newest `limit` jobs by these rules (TOML). Changes nothing."""
 
+    @operation(
+        "reload_policy",
+        "POST /v1/policy/reload",
+        "Reload the rule file",
+        "422 if it is invalid; the last valid rules stay in force.",
+        role=KeyRole.ADMIN,
+        all_tenants=True,
+        refusals=(422,),
+    )
     async def reload(self) -> PolicyView:
         """Reload the rule file now. Raises Misconfigured and keeps the last valid rules."""
 
@@ -497,22 +996,72 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     """Why its last firing was refused (as for an unknown topic) or skipped."""
 
 
+Tenant = Annotated[str, about("For keys that are of no tenant; else it is the key's own.")]
+
+
 class Schedules(Protocol):
+    @operation(
+        "put_schedule",
+        "PUT /v1/schedules/{name}?tenant",
+        "Create or change a schedule",
+        role=KeyRole.OPERATE,
+        refusals=(413, 415, 422),
+    )
     async def put(self, schedule: Schedule) -> ScheduleView:
         """Create or change a schedule. Raises InvalidRequest, naming the field."""
 
-    async def list(self) -> list[ScheduleView]: ...
+    @operation("list_schedules", "GET /v1/schedules", "List schedules", field="schedules")
+    async def list(self) -> builtins.list[ScheduleView]: ...
 
-    async def get(self, name: str, tenant: str = "default") -> ScheduleView: ...
+    @operation(
+        "get_schedule", "GET /v1/schedules/{name}?tenant", "Get a schedule", refusals=(404, 422)
+    )
+    async def get(self, name: str, tenant: Tenant = "default") -> ScheduleView: ...
 
+    @operation(
+        "pause_schedule",
+        "POST /v1/schedules/{name}/pause?tenant",
+        "Pause a schedule",
+        role=KeyRole.OPERATE,
+        given={"paused": True},
+        refusals=(404, 422),
+    )
+    @operation(
+        "resume_schedule",
+        "POST /v1/schedules/{name}/resume?tenant",
+        "Resume a schedule",
+        role=KeyRole.OPERATE,
+        given={"paused": False},
+        refusals=(404, 422),
+    )
     async def pause(
-        self, name: str, tenant: str = "default", *, paused: bool = True
+        self, name: str, tenant: Tenant = "default", *, paused: bool = True
     ) -> ScheduleView: ...
 
-    async def fire(self, name: str, tenant: str = "default") -> Job:
+    @operation(
+        "fire_schedule",
+        "POST /v1/schedules/{name}/fire?tenant",
+        "Submit a schedule's job now",
+        "In addition to its times, which do not change.",
+        role=KeyRole.OPERATE,
+        once=True,
+        status=201,
+        refusals=(404, 409, 422, 429),
+    )
+    async def fire(self, name: str, tenant: Tenant = "default") -> Job:
         """Submit its job now, in addition to its times."""
 
-    async def delete(self, name: str, tenant: str = "default") -> None: ...
+    @operation(
+        "delete_schedule",
+        "DELETE /v1/schedules/{name}?tenant",
+        "Delete a schedule",
+        "The jobs that it submitted go on.",
+        role=KeyRole.OPERATE,
+        once=True,
+        status=204,
+        refusals=(404, 422),
+    )
+    async def delete(self, name: str, tenant: Tenant = "default") -> None: ...
 
 
 # -- limits -----------------------------------------------------------------------------------
@@ -554,32 +1103,42 @@ class LimitView(Struct, frozen=True):
 
 
 class Limits(Protocol):
+    @operation(
+        "put_limit",
+        "PUT /v1/limits/{name}",
+        "Create or change a limit",
+        "It applies from the next dispatch on.",
+        role=KeyRole.OPERATE,
+        all_tenants=True,
+        refusals=(413, 422),
+    )
     async def put(self, limit: Limit) -> LimitView:
         """Create or change a limit; it applies from the next dispatch on."""
 
-    async def list(self) -> list[LimitView]: ...
+    @operation("list_limits", "GET /v1/limits", "List limits", field="limits")
+    async def list(self) -> builtins.list[LimitView]: ...
 
+    @operation("get_limit", "GET /v1/limits/{name}", "Get a limit", refusals=(404,))
+    async def get(self, name: str) -> LimitView: ...
+
+    @operation(
+        "delete_limit",
+        "DELETE /v1/limits/{name}",
+        "Delete a limit",
+        role=KeyRole.OPERATE,
+        all_tenants=True,
+        once=True,
+        status=204,
+        refusals=(404,),
+    )
     async def delete(self, name: str) -> None: ...
 
 
 # -- API keys ---------------------------------------------------------------------------------
 
 
-class KeyRole(StrEnum):
-    """What a key is good for. Any of them may look at what its tenant has."""
-
-    SUBMIT = "submit"
-    """Submit jobs; cancel and retry single ones."""
-    OPERATE = "operate"
-    """Schedules, limits and pools; cancel and retry in bulk."""
-    APPROVE = "approve"
-    """Approve and reject jobs that are awaiting approval."""
-    ADMIN = "admin"
-    """Everything, and keys, rules and the audit log besides."""
-
-
 class Caller(Struct, frozen=True):
-    """Somebody at one of the doors."""
+    """Who calls the engine: the principal, its roles and its tenant."""
 
     principal: str
     roles: frozenset[KeyRole]
@@ -595,7 +1154,7 @@ class Caller(Struct, frozen=True):
 
 
 OWNER = Caller("owner", frozenset(KeyRole))
-"""Who can open the engine's own socket, holds its token, or runs it: its owner."""
+"""The owner: runs the engine, can open its socket, or has its token."""
 
 
 class KeyView(Struct, frozen=True, kw_only=True):
@@ -621,26 +1180,99 @@ class NewKey(Struct, frozen=True):
         return f"NewKey({self.key!r}, token=...)"
 
 
+class SignInLink(Struct, frozen=True):
+    """Signs a browser in as whoever made it, once."""
+
+    url: str
+    """Empty if the engine does not serve HTTP."""
+    token: str
+    """Shown once; only its hash is kept."""
+    expires_at: float
+
+    def __repr__(self) -> str:
+        return f"SignInLink(expires_at={self.expires_at!r})"
+
+
 class Keys(Protocol):
+    @operation(
+        "create_key",
+        "POST /v1/keys",
+        "Create a key",
+        "Its token is shown once; only its hash is stored.",
+        role=KeyRole.ADMIN,
+        all_tenants=True,
+        once=True,
+        status=201,
+        refusals=(409, 413, 422),
+    )
     async def create(
         self,
-        name: str,
-        roles: tuple[KeyRole, ...],
+        name: Annotated[str, about("The principal of its holder.")],
+        roles: Annotated[tuple[KeyRole, ...], Meta(min_length=1, max_length=4)],
         *,
-        tenant: str | None = None,
-        expires_in: float | None = None,
+        tenant: Annotated[
+            str | None, about("The only tenant whose things it sees; none: every tenant's.")
+        ] = None,
+        expires_in: Annotated[
+            Annotated[float, Meta(gt=0)] | None,
+            about("Seconds after which it is no longer valid; none: never."),
+        ] = None,
     ) -> NewKey: ...
 
-    async def list(self) -> list[KeyView]: ...
+    @operation(
+        "list_keys",
+        "GET /v1/keys",
+        "List keys",
+        "Without their tokens, which are not stored.",
+        role=KeyRole.ADMIN,
+        all_tenants=True,
+        field="keys",
+    )
+    async def list(self) -> builtins.list[KeyView]: ...
 
+    @operation(
+        "revoke_key",
+        "DELETE /v1/keys/{key_id}",
+        "Revoke a key",
+        "By its id, or by its name if only one valid key has it.",
+        role=KeyRole.ADMIN,
+        all_tenants=True,
+        once=True,
+        refusals=(404, 409, 422),
+    )
     async def revoke(self, key_id: str) -> KeyView:
         """By its id, or by its name if only one valid key has it."""
+
+    @operation(
+        "create_link",
+        "POST /v1/session/links",
+        "Create a sign-in link",
+        "It signs a browser in with the caller's own rights, once, within ten minutes. A restart "
+        "of the engine makes it invalid.",
+        action="session.link",
+        once=True,
+        status=201,
+        refusals=(429,),
+    )
+    async def create_link(self) -> SignInLink:
+        """A link that signs a browser in with the caller's own rights, once."""
 
 
 # -- audit and sessions -----------------------------------------------------------------------
 
 
 class Audit(Protocol):
+    @operation(
+        "read_audit",
+        "GET /v1/audit?principal&action&subject&tenant&limit",
+        "Read the audit log",
+        "Who did what and whether it was permitted, newest first.",
+        role=KeyRole.ADMIN,
+        all_tenants=True,
+        field="entries",
+        refusals=(422,),
+        paging=Paging("before", ("n",)),
+    )
     async def read(self, query: AuditQuery) -> list[AuditEntry]: ...
 
 
@@ -659,6 +1291,28 @@ class Session(Struct, frozen=True):
     """Whether the key that opened it would open it again. None: ask again each time."""
 
 
+class SignedIn(Struct, frozen=True):
+    """A new browser session."""
+
+    caller: Caller
+    token: str
+    expires_at: float
+
+    def __repr__(self) -> str:
+        return f"SignedIn({self.caller!r})"
+
+
 class Authenticator(Protocol):
     def authenticate(self, token: str) -> Session:
         """Raises NotAuthenticated for an invalid token."""
+
+    def resume(self, token: str) -> Session:
+        """The same for the token of a browser session."""
+
+    @operation("create_session")
+    async def sign_in(self, *, key: str = "", link: str = "") -> SignedIn:
+        """Open a browser session with a key, or with a link, which is spent by it."""
+
+    @operation("delete_session")
+    async def sign_out(self, token: str) -> None:
+        """End a browser session."""

@@ -1,6 +1,6 @@
 """What a job can be.
 
-An executor runs one attempt of one job and tells how it ended. It never touches the
+An executor runs one attempt of one job and reports how it ended. It never touches the
 store: everything it may do to the outside goes through its `Context`.
 
 Executors are found through the entry-point group `penstock.executors`; each entry is a
@@ -166,6 +166,11 @@ MODELS = "models"
 PAUSED = "paused"
 """The fact that names topics which an executor can't run at present: {topic: why}."""
 
+SCHEMA = "schema:"
+"""How the names of facts begin that describe the jobs of a topic: `schema:TOPIC` is a mapping with
+`description`, `input` and `output` (JSON schemas), none of them required; or None for a topic whose
+jobs only other jobs submit. Each executor names its own topics, so the facts of several add up."""
+
 REATTACHABLE = "reattachable"
 """The fact that lists lost jobs to whose work an executor can reattach: {job_id: attempt}. A job
 of a topic with a `reattach_timeout` goes to that worker, with the next attempt."""
@@ -220,7 +225,7 @@ class Context(Protocol):
     def log(self, text: str, level: str = "info") -> None: ...
 
     def stream(self, text: str) -> None:
-        """Tell a part of the result while it is made, to whoever follows the job. It is kept
+        """Stream a part of the result to readers of the job. It is kept
         only until the job ends: the result must have it all."""
 
     def remaining(self) -> float:

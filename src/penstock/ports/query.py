@@ -80,7 +80,7 @@ def read_events(
 ) -> list[JournalEvent]:
     """Events after a cursor; more than `limit` only to finish a move.
 
-    `names_of` tells the names of the jobs with these `seq`s; those it does not know are pruned.
+    `names_of` returns the names of the jobs with these `seq`s; those it does not know are pruned.
     """
     events: list[JournalEvent] = []
     for number, strides in pages:

@@ -81,6 +81,12 @@ class RunsSteps:
         """Call `fn`, or give back what it returned in an earlier attempt or try of this job."""
         if not 0 < len(name) <= _MAX_NAME:
             raise InvalidRequest("name", f"must be text of 1 to {_MAX_NAME} characters")
+        if not inspect.iscoroutinefunction(fn) and asyncio._get_running_loop() is not None:
+            raise InvalidRequest(
+                "fn",
+                f"step {name!r} is a plain function in async code and would block the event loop",
+                hint="make it 'async def', or use 'await asyncio.to_thread(ctx.step, name, fn)'",
+            )
         memory: _Memory = self.__dict__.setdefault("_memory", _Memory())
         place = memory.place(name)
         if inspect.iscoroutinefunction(fn):

@@ -235,7 +235,7 @@ class StepCount(Struct, frozen=True):
 
 
 class Extras(Struct, frozen=True, kw_only=True):
-    """Writes that go along with a commit; nobody decides on them."""
+    """Writes that are part of a commit and need no decision."""
 
     lines: list[LogLine] = []
     audit: list[AuditEntry] = []
@@ -263,6 +263,8 @@ class Opened(Struct, frozen=True):
     """The `seq`s of those whose rows lag behind."""
     counts: Counts
     """Of finished jobs, and of tries that were retried."""
+    alone: bool = True
+    """Whether it is certain that no earlier owner runs any more."""
 
 
 JournalPages = list[tuple[int, list[LoggedStride]]]

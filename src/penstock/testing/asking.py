@@ -8,7 +8,7 @@ from typing import Any
 from penstock.control.ledger import Ledger
 from penstock.core.job import Job
 from penstock.core.journal import Stride
-from penstock.core.ledger import Answer, Verdict
+from penstock.core.ledger import Answer, ChangeOutcome
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import JobQuery, LogLine
 from penstock.testing.samples import T0
@@ -31,7 +31,7 @@ async def names(store: Ledger, **conditions: Any) -> str:
 
 def verdicts(answers: Sequence[Answer]) -> str:
     """M for moved, R for repeated, X for refused."""
-    letters = {Verdict.MOVED: "M", Verdict.REPEATED: "R", Verdict.REFUSED: "X"}
+    letters = {ChangeOutcome.MOVED: "M", ChangeOutcome.REPEATED: "R", ChangeOutcome.REFUSED: "X"}
     return "".join(letters[answer.verdict] for answer in answers)
 
 

@@ -167,6 +167,7 @@ class EngineContract:
 
     # -- what it says of itself ---------------------------------------------------
 
+    @pytest.mark.seed("003", "10.13")
     @run_async
     async def test_it_says_what_it_is(self, make: MakeEngine) -> None:
         engine = make()
@@ -282,6 +283,7 @@ class EngineContract:
             attached.close()
             await lab.engine.kill(plan.name)
 
+    @pytest.mark.seed("003", "6.1")
     @run_async
     async def test_much_output_is_complete(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:
@@ -499,6 +501,7 @@ class EngineContract:
             assert ran.exit.oom
             assert ran.exit.code not in (0, None)
 
+    @pytest.mark.seed("003", "5.5")
     @run_async
     async def test_a_fork_bomb_stays_within_its_limit(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:
@@ -516,6 +519,7 @@ class EngineContract:
             assert ran.exit.code != 0
             assert (mounts[0].source / "f").stat().st_size <= 4096
 
+    @pytest.mark.seed("003", "10.12")
     @run_async
     async def test_what_it_used_is_told_or_unknown(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:
@@ -528,8 +532,9 @@ class EngineContract:
             assert usage.cpu_seconds is None or 0.01 < usage.cpu_seconds < 60
             assert usage.peak_memory_bytes is None or 0 < usage.peak_memory_bytes <= 64 * MIB
 
-    # -- the enclosure ------------------------------------------------------------
+    # -- the sandbox --------------------------------------------------------------
 
+    @pytest.mark.seed("003", "10.4")
     @run_async
     async def test_it_is_locked_down(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:
@@ -555,6 +560,7 @@ class EngineContract:
         assert set(said["devices"].split()) <= _DEVICES | ({"fuse"} if self.own_kernel else set())
         assert said["host"] == "no"
 
+    @pytest.mark.seed("003", "5.5")
     @run_async
     async def test_tmp_has_its_size(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:

@@ -25,7 +25,7 @@ IMAGE = "alpine:latest"
 """The image that every one of them has; its command is a shell."""
 NOT_EXECUTABLE = "/etc/notes"
 """A file in it that can't be run."""
-INSTALL = "tests/containers/install.sh installs it on Debian"
+INSTALL = "tests/support/install.sh installs it on Debian"
 _READY = 30.0
 
 

@@ -79,7 +79,7 @@ class ExecutorContract(ABC):
 
     @abstractmethod
     def taking(self, size: int) -> Sample:
-        """A job that has so many bytes of memory at once, or fails."""
+        """A job that allocates this many bytes at once, or fails."""
 
     @abstractmethod
     def writing(self, path: Path) -> Sample:
@@ -291,7 +291,7 @@ class ExecutorContract(ABC):
 
 
 class Greeter:
-    """Greets whoever connects, and counts them."""
+    """Greets each client, and counts them."""
 
     async def __aenter__(self) -> Greeter:
         self.guests = 0

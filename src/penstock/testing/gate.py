@@ -8,7 +8,7 @@ import pytest
 
 from penstock.control.ledger import Ledger
 from penstock.core.job import Unique, UniqueScope
-from penstock.core.ledger import Verdict
+from penstock.core.ledger import ChangeOutcome
 from penstock.core.verdict import (
     ApprovalTerms,
     Constraints,
@@ -111,7 +111,7 @@ class GateContract:
             if events:
                 await store.apply([move("a", *events)])
             (answer,) = await store.apply([accept("b", **unique())])
-            assert answer.verdict is Verdict.REPEATED
+            assert answer.verdict is ChangeOutcome.REPEATED
             assert answer.job == await one(store, "a")
         await store.apply([move("a", _E.SUCCEED, result=succeeded("a"))])
         assert verdicts(await store.apply([accept("b", **unique())])) == "M"
@@ -174,7 +174,7 @@ class GateContract:
         assert answer.moved
         assert (await one(store, "b")).state is _S.PENDING
         (third,) = await store.apply([accept("c", **unique(**terms))])
-        assert third.verdict is Verdict.REPEATED
+        assert third.verdict is ChangeOutcome.REPEATED
         assert third.job == await one(store, "b")
 
     @run_async
@@ -188,7 +188,7 @@ class GateContract:
         await store.apply([move("a", _E.FAIL, attempt=1, then=(retry,))])
         await store.apply([move("a2", _E.SCHEDULE, _E.DISPATCH)])
         (answer,) = await store.apply([accept("c", **waiting)])
-        assert answer.verdict is Verdict.REPEATED
+        assert answer.verdict is ChangeOutcome.REPEATED
         assert answer.job == await one(store, "b")
 
     @run_async
@@ -200,7 +200,7 @@ class GateContract:
         before = await one(store, "a")
         retry = move("a", _E.NOTE, then=(accept("c", parent_job_id="a", **unique()),))
         (answer,) = await store.apply([retry])
-        assert answer.verdict is Verdict.REFUSED
+        assert answer.verdict is ChangeOutcome.REFUSED
         assert "job b has its unique key" in answer.why
         assert await one(store, "a") == before
         assert await store.get("c") is None
@@ -370,6 +370,7 @@ class GateContract:
         assert await names(store, schedule="daily") == ""
         assert await names(store, principal="") == "dc"
 
+    @pytest.mark.seed("001", "6.4")
     @run_async
     async def test_dead_letters_are_failures_that_nobody_retried(self, store: Ledger) -> None:
         await store.apply([accept(n, tenant="t2" if n == "e" else "t1") for n in "abcdef"])

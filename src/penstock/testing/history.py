@@ -173,7 +173,7 @@ class Present(Struct, frozen=True):
 
 
 class Hired(Struct, frozen=True):
-    """A worker came, and runs so many jobs at once."""
+    """A worker registered, with this many slots."""
 
     worker_id: str
     slots: int

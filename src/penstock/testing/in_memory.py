@@ -102,8 +102,10 @@ class InMemoryEngine(Client):
     async def _open(self) -> None:
         settings = self._engine_settings
         executors = make_executors(self._app, settings)
-        size = max(settings.max_input, settings.max_result)
-        blobs = MemoryBlobs(inline_limit=settings.inline_limit, max_size=size, clock=self._clock)
+        size = max(settings.limits.max_input, settings.limits.max_result)
+        blobs = MemoryBlobs(
+            inline_limit=settings.storage.inline_limit, max_size=size, clock=self._clock
+        )
         self._running = Engine(settings, executors, clock=self._clock, listen=False, blobs=blobs)
         self._running.on_failure = self._thread.fail
         await self._running.start()
@@ -187,7 +189,7 @@ class InMemoryEngine(Client):
     def drain(self, *, days: float = 1) -> None:
         """Let time pass until every job has ended, its retries too.
 
-        Raises WaitTimedOut, naming what each waits for, if some have not after so many days.
+        Raises WaitTimedOut, naming what each waits for, if some have not after this many days.
         """
         self._thread.run(self._drain(days))
 

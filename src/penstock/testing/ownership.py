@@ -11,7 +11,7 @@ import pytest
 
 from penstock.control.ledger import Ledger
 from penstock.core.errors import StoreFailed, Unstorable
-from penstock.core.ledger import BulkMove, Checkpoint, Step, Verdict
+from penstock.core.ledger import BulkMove, ChangeOutcome, Checkpoint, Step
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import Backend, JobQuery
 from penstock.testing.aio import run_async
@@ -63,9 +63,9 @@ class OwnershipContract:
         _, (answer,) = await store.commit([], [bulk])
         assert [job.job_id for job in answer.moved] == ["a", "c"]
         assert [(place, other.verdict) for place, other in answer.others] == [
-            (1, Verdict.REFUSED),
-            (3, Verdict.REFUSED),
-            (4, Verdict.REFUSED),
+            (1, ChangeOutcome.REFUSED),
+            (3, ChangeOutcome.REFUSED),
+            (4, ChangeOutcome.REFUSED),
         ]
         ended = BulkMove(
             job_ids=["a", "c"],

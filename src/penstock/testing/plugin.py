@@ -21,6 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(_OPTION, "the application of the fixture penstock_engine, as module:app")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # The suites for authors of plug-ins have this mark, and a project may allow only known ones.
+    config.addinivalue_line("markers", "seed(seed, *numbers): a sentence of Penstock's own design")
+
+
 @pytest.fixture
 def penstock_app(pytestconfig: pytest.Config) -> App:
     """The application under test: the one that the option `penstock_app` names.

@@ -50,7 +50,7 @@ def accept(job_id: str, at: float = T0, **fields: Any) -> Accept:
 
 
 def move(job_id: str, *events: JobEvent, at: float = T0, **fields: Any) -> Move:
-    """A move by whoever may make its first event."""
+    """A move by a role that may make its first event."""
     defaults: dict[str, Any] = {"actor": _ROLE[events[0]], "worker_id": "w1", "pool": "default"}
     return Move(job_id, events, at=at, **{**defaults, **fields})
 

@@ -33,7 +33,7 @@ from penstock.core.job import (
     UniqueScope,
 )
 from penstock.core.journal import Folded, Stride, fold
-from penstock.core.ledger import Accept, Answer, BulkMove, Change, Checkpoint, Step, Verdict
+from penstock.core.ledger import Accept, Answer, BulkMove, Change, ChangeOutcome, Checkpoint, Step
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import (
     AuditEntry,
@@ -72,7 +72,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
     @run_async
     async def test_an_accepted_request_is_a_pending_job(self, store: Ledger) -> None:
         (answer,) = await store.apply([accept("a")])
-        assert answer.verdict is Verdict.MOVED
+        assert answer.verdict is ChangeOutcome.MOVED
         job = await one(store, "a")
         assert answer.job == job
         assert (job.state, job.version, job.attempt) == (_S.PENDING, 1, 0)
@@ -143,18 +143,20 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
     ) -> None:
         await store.apply([accept("a", topic="job.first")])
         (answer,) = await store.apply([accept("a", topic="job.second")])
-        assert answer.verdict is Verdict.REPEATED
+        assert answer.verdict is ChangeOutcome.REPEATED
         assert answer.job == await one(store, "a")
         assert answer.job.request.topic == "job.first"
         assert answer.transitions == ()
         assert len(await store.history("a")) == 1
 
+    @pytest.mark.seed("001", "1.1")
     @run_async
     async def test_the_id_of_an_ended_job_stays_taken(self, store: Ledger) -> None:
         await store.apply([accept("a"), move("a", _E.CANCEL)])
         (answer,) = await store.apply([accept("a")])
-        assert (answer.verdict, state_of(answer)) == (Verdict.REPEATED, _S.CANCELLED)
+        assert (answer.verdict, state_of(answer)) == (ChangeOutcome.REPEATED, _S.CANCELLED)
 
+    @pytest.mark.seed("001", "6.12")
     @run_async
     async def test_a_key_is_taken_within_its_tenant(self, store: Ledger) -> None:
         key: dict[str, Any] = {"idempotency_key": "k"}
@@ -162,10 +164,10 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         again, other = await store.apply(
             [accept("b", tenant="t1", **key), accept("c", tenant="t2", **key)]
         )
-        assert again.verdict is Verdict.REPEATED
+        assert again.verdict is ChangeOutcome.REPEATED
         assert again.job is not None
         assert again.job.job_id == "a"
-        assert other.verdict is Verdict.MOVED
+        assert other.verdict is ChangeOutcome.MOVED
         assert await store.get("b") is None
 
     @run_async
@@ -188,7 +190,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         for taken in (accept("a", **other), accept("", idempotency_key="k", **other)):
             batch = [replace(one, all_or_none=True) for one in (accept("b"), taken, accept("c"))]
             answers = await store.apply([*batch, move("a", _E.CANCEL)])
-            assert {answer.verdict for answer in answers} == {Verdict.REFUSED}
+            assert {answer.verdict for answer in answers} == {ChangeOutcome.REFUSED}
             assert answers[1].job is not None
             assert answers[1].job.job_id == (taken.request.job_id or "k")
         assert await names(store) == "ka"
@@ -237,6 +239,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         ]
         assert [t.n for t in await store.history("a")] == [1, 2, 3, 4, 5]
 
+    @pytest.mark.seed("001", "5.2")
     @run_async
     async def test_what_the_table_does_not_have_is_refused_and_leaves_no_trace(
         self, store: Ledger
@@ -244,32 +247,35 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         await store.apply([accept("a")])
         before = await one(store, "a")
         (answer,) = await store.apply([move("a", _E.SUCCEED)])
-        assert answer.verdict is Verdict.REFUSED
+        assert answer.verdict is ChangeOutcome.REFUSED
         assert "PENDING" in answer.why
         assert answer.job == before == await one(store, "a")
         assert len(await store.history("a")) == 1
 
+    @pytest.mark.seed("001", "4.10")
     @run_async
     async def test_a_move_by_the_wrong_role_is_refused(self, store: Ledger) -> None:
         await store.apply([accept("a")])
         (answer,) = await store.apply([move("a", _E.SCHEDULE, actor="worker:w1")])
-        assert (answer.verdict, "worker" in answer.why) == (Verdict.REFUSED, True)
+        assert (answer.verdict, "worker" in answer.why) == (ChangeOutcome.REFUSED, True)
 
     @run_async
     async def test_a_move_of_an_unknown_job_is_refused(self, store: Ledger) -> None:
         (answer,) = await store.apply([move("nobody", _E.CANCEL)])
-        assert (answer.verdict, answer.job) == (Verdict.REFUSED, None)
+        assert (answer.verdict, answer.job) == (ChangeOutcome.REFUSED, None)
         assert "nobody" in answer.why
 
+    @pytest.mark.seed("001", "3.4")
     @run_async
     async def test_a_repeat_is_accepted_and_changes_nothing(self, store: Ledger) -> None:
         await store.apply([accept("a"), move("a", _E.SCHEDULE)])
         before = await one(store, "a")
         (answer,) = await store.apply([move("a", _E.SCHEDULE, at=T0 + 5)])
-        assert answer.verdict is Verdict.REPEATED
+        assert answer.verdict is ChangeOutcome.REPEATED
         assert answer.job == before == await one(store, "a")
         assert len(await store.history("a")) == 2
 
+    @pytest.mark.seed("001", "5.4")
     @run_async
     async def test_a_final_state_is_never_overwritten(self, store: Ledger) -> None:
         await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
@@ -303,7 +309,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
     async def test_the_events_of_a_move_happen_all_or_none(self, store: Ledger) -> None:
         await store.apply([accept("a")])
         (answer,) = await store.apply([move("a", _E.SCHEDULE, _E.START)])
-        assert answer.verdict is Verdict.REFUSED
+        assert answer.verdict is ChangeOutcome.REFUSED
         assert (await one(store, "a")).state is _S.PENDING
         assert len(await store.history("a")) == 1
 
@@ -327,6 +333,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         assert verdicts(answers) == "XMX"
         assert (await one(store, "a")).state is _S.SCHEDULED
 
+    @pytest.mark.seed("001", "6.12")
     @run_async
     async def test_a_move_for_another_attempt_is_refused(self, store: Ledger) -> None:
         await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
@@ -337,7 +344,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
                 move("a", _E.SUCCEED, attempt=2, result=succeeded("a", worker_id="w2")),
             ]
         )
-        assert (stale.verdict, live.verdict) == (Verdict.REFUSED, Verdict.MOVED)
+        assert (stale.verdict, live.verdict) == (ChangeOutcome.REFUSED, ChangeOutcome.MOVED)
         assert "attempt 1" in stale.why
         job = await one(store, "a")
         assert job.result is not None
@@ -829,7 +836,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         rows = (Step("page", 1),)
         stale = [Checkpoint("a", 1, rows), Checkpoint("b", 1, rows), Checkpoint("waits", 0, rows)]
         answers = await store.apply([*stale, Checkpoint("nobody", 1, rows)])
-        assert {answer.verdict for answer in answers} == {Verdict.REFUSED}
+        assert {answer.verdict for answer in answers} == {ChangeOutcome.REFUSED}
         for job_id in ("a", "b", "waits"):
             assert (await store.read_steps(job_id)).steps == []
         await store.apply([Checkpoint("a", 2, rows)])

@@ -108,7 +108,7 @@ class Attempt(RunsSteps):
     reattaches = False
     """Whether the work of an earlier attempt may still run, which only the executor can end."""
     is_reported = False
-    """Whether the engine was told that it started."""
+    """Whether the start was reported to the engine."""
     started_at = ended_at = ends_at = 0.0
     """Monotonic: setting the wall clock must not end what runs, nor let it run longer."""
     _token: CancelToken | None = None

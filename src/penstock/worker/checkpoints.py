@@ -165,7 +165,7 @@ class Checkpoints:
         rows_left, bytes_left, notes_left = MAX_ROWS, MAX_BYTES, MAX_NOTES
         while channel.waiting:
             part = channel.waiting[0]
-            if part.done.done():  # whoever waited for it was cancelled
+            if part.done.done():  # the waiter was cancelled
                 channel.waiting.popleft()
                 continue
             rows_left, bytes_left = rows_left - len(part.rows), bytes_left - part.size

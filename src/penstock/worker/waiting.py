@@ -48,7 +48,7 @@ class _Wait:
         self.jobs: dict[str, None] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.reported: tuple[str, ...] | None = None
-        """The jobs that the engine was told of; None if it does not know of the wait."""
+        """The jobs that were reported to the engine; None if the wait was not reported."""
         self.going_on: asyncio.Future[None] | None = None
         """Done when the attempt has a slot again, once it wants one."""
 

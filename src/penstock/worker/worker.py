@@ -3,7 +3,7 @@
 Work is pushed: a worker says how many jobs it wants to hold (its credit) and is given that
 many. The credit is its slots, and more while jobs are short, so that it never waits for the
 next one; long jobs are never held in advance. Results are kept until the engine says that
-they are durable, and told again if the connection was lost in between.
+they are durable, and sent again if the connection was lost in between.
 
 Jobs run in *runners*: tasks that take one attempt after another from the queue, because a task
 for each would cost as much as a short job. While a job waits for something, another runner goes
@@ -41,6 +41,7 @@ from penstock.ports.bus import (
     Credit,
     Dismissed,
     Dispatch,
+    Drain,
     Farewell,
     Handshake,
     JobCancel,
@@ -95,7 +96,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
 
 class Worker:
-    """A service: `run` until cancelled, then it drains."""
+    """A service: `run` until cancelled or told to drain, then it drains."""
 
     def __init__(
         self,
@@ -180,9 +181,9 @@ class Worker:
             await self.open_executors()
             self.announce(self._link)
             await asyncio.wait((reviewing, self._dismissed), return_when=FIRST_COMPLETED)
-            if self._dismissed.done():
-                self._dismissed.result()
-            reviewing.result()
+            if not self._dismissed.done():
+                reviewing.result()
+            self._dismissed.result()
         finally:
             reviewing.cancel()
             await asyncio.shield(self._drain())
@@ -384,6 +385,10 @@ class Worker:
                 case Dismissed(session, reason):
                     if session == self.session and not self._dismissed.done():
                         self._dismissed.set_exception(Conflict(reason, hint=_RENAME))
+                case Drain(session):
+                    if session == self.session and not self._dismissed.done():
+                        log.info("the engine asked this worker to drain")
+                        self._dismissed.set_result(None)
                 case Reintroduce():
                     self.announce(self._link)
                 case JobCancel(job_id, number, reason, _):
@@ -428,7 +433,7 @@ class Worker:
             self._hand_back(float("inf"), "the worker is stopping")
 
     def _after_children(self) -> int:
-        """The place in the queue before jobs that nobody here may be waiting for."""
+        """The position in the queue before jobs that no local parent waits for."""
         queue = self._queue
         if not queue or queue[-1].request.child_of is not None:
             return len(queue)
@@ -469,7 +474,7 @@ class Worker:
         """The next attempt that begins now, if one may.
 
         A job that is idempotent can begin at once. Any other begins only after its start is in
-        the start log, or in the engine's own: should we die now, nobody will think that it had
+        the start log, or in the engine's own: should we die now, no one assumes that it had
         not begun.
         """
         if self._ready:

@@ -122,9 +122,10 @@ class FileStartLog:
 class FileStartLogs:
     """See `penstock.ports.bus.StartLogs`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
+        """Without a folder no worker has a log: each asks before it begins a job."""
         self._folder = folder
-        self.folder = str(folder) if _is_possible() else ""
+        self.folder = str(folder) if folder is not None and _is_possible() else ""
         self._known: set[tuple[str, int]] = set()
 
     def revoke(self, job_id: str, attempt: int) -> bool:
@@ -146,7 +147,7 @@ class FileStartLogs:
                 file.unlink(missing_ok=True)
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.glob(f"*{_SUFFIX}"))
+        return [] if self._folder is None else sorted(self._folder.glob(f"*{_SUFFIX}"))
 
     def _revoke_in(self, path: Path, line: bytes) -> bool:
         """Revoke it in one log; True if that kept it from beginning there."""

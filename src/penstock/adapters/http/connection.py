@@ -87,7 +87,7 @@ class Response(Struct, frozen=True):
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError) as error:
             raise Unavailable(
-                f"what answers is no engine that we understand: {error}",
+                f"the server is not a compatible engine: {error}",
                 hint="check the URL, and that both ends have the same version",
             ) from error
 
@@ -121,7 +121,7 @@ class Connection:
         connector = aiohttp.TCPConnector(
             limit=options.connections, ssl=trust(options.ca_file), socket_factory=_new_socket
         )
-        headers = {"Accept": "*/*"}
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         self._session = aiohttp.ClientSession(
@@ -167,11 +167,8 @@ class Connection:
         query: Mapping[str, Any],
         field: str,
         size: int = _PAGE,
-        *,
-        number: str = "",
     ) -> list[T]:
-        """Up to `limit` values of a listing, page by page: from the cursor that a page names on,
-        or, with `number`, `after` that number of its last value."""
+        """Up to `limit` values of a listing, page by page."""
         found: list[T] = []
         page = dict(query)
         while (left := query["limit"] - len(found)) > 0:
@@ -179,14 +176,9 @@ class Connection:
             response = await self.call("GET", path, query=page, again=True)
             some = response.read(list[kind], field)  # type: ignore[valid-type]
             found += some
-            if number:
-                if len(some) < page["limit"]:
-                    break
-                page["after"] = getattr(some[-1], number)
-            else:
-                page["cursor"] = response.read(_Next).next
-                if page["cursor"] is None:
-                    break
+            page["cursor"] = response.read(_Next).next
+            if page["cursor"] is None:
+                break
         return found
 
     async def call(
@@ -307,7 +299,7 @@ class Connection:
         if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
             return Misconfigured(
                 f"{self.url} can't be trusted: {error}",
-                hint="name the certificate that signed its own, as ca_file",
+                hint="set SSL_CERT_FILE to the PEM file of its certificate authority",
             )
         return NoAnswer(f"no engine answers at {self.url}", was_sent=False)
 
@@ -368,7 +360,7 @@ def checked_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise Misconfigured(
-            f"{url!r} is no URL of an engine", hint="it looks like https://jobs.example.org"
+            f"{url!r} is not the URL of an engine", hint="it looks like https://jobs.example.org"
         )
     if parts.username is not None or parts.password is not None:
         raise Misconfigured("a URL must not hold a key", hint="give the key as the token")
@@ -448,7 +440,7 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> 
     if not told.code:
         return Unavailable(
             f"{url} answered {status}, and not as an engine does",
-            hint="check the URL, and whatever stands between here and there",
+            hint="check the URL, and any proxy in between",
         )
     if told.code == EngineUnavailable.code:
         return NoAnswer(f"{url}: {told.detail}", was_sent=True)
@@ -468,7 +460,7 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> 
 
 _BY_PROXY = (502, 503, 504)
 """What a proxy answers while the engine behind it is away."""
-_KEY_HINT = "give a key: connect(url, token=...), or 'penstock keys create' makes one"
+_KEY_HINT = "give a key: connect(url, token=...), or 'penstock key create' makes one"
 
 
 _BY_STATUS: dict[int, type[PenstockError]] = {

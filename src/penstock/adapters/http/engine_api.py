@@ -1,7 +1,8 @@
 """An EngineApi whose engine is elsewhere, behind its HTTP API.
 
-Most methods are one line: the declared method of the interface and its route. Parameters fill
-the path and the query of the route; the others become the JSON body.
+Most methods are derived from the table of operations (`penstock.ports.operations`): parameters fill
+the path and the query of the route; the others become the JSON body. Written out here are those
+whose HTTP shape differs: submissions, waits, streams, blobs.
 
 A submission is given its id here, before it is sent, and a start of a pipeline its key: if the
 answer is lost, sending it again is answered with the job that it became.
@@ -11,11 +12,10 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import re
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -24,6 +24,7 @@ from msgspec.structs import asdict, replace
 from penstock.adapters.http.connection import (
     Connection,
     ConnectionOptions,
+    Event,
     NoSuchPart,
     Request,
     Response,
@@ -35,32 +36,40 @@ from penstock.core.job import IdSource, Job, JobRequest
 from penstock.core.journal import Transition
 from penstock.core.ledger import Step
 from penstock.core.pointer import data_media_type, decode_data
+from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PIPELINE
 from penstock.ports.blobs import BlobStat
 from penstock.ports.engine_api import (
-    ONCE,
-    Approvals,
+    JOURNAL_KINDS,
     Bulk,
     Cancellation,
     Ended,
     EngineApi,
     EngineStatus,
     EventBatch,
+    JobProgressView,
+    JobTotal,
     JobUpdate,
-    Keys,
-    Limit,
-    Limits,
-    LimitView,
     Logged,
-    Policy,
+    PoolView,
     Schedule,
-    Schedules,
     ScheduleView,
+    StreamBatch,
     Streamed,
+    StreamKind,
+    StreamQuery,
+    WorkerView,
+)
+from penstock.ports.operations import (
+    Method,
+    Parameters,
+    binding_of,
+    bindings_of,
+    cursor,
+    parts_of,
+    proxy_class,
 )
 from penstock.ports.store import (
-    AuditEntry,
-    AuditQuery,
     JobQuery,
     JournalEvent,
     LogLine,
@@ -72,65 +81,78 @@ from penstock.workloads.pipeline.interface import (
     CancelAnswer,
     ItemView,
     Pipelines,
-    RunQuery,
     item_of,
 )
 from penstock.workloads.pipeline.records import (
-    ItemOutcome,
     ItemRecord,
     PipelineEvent,
     PipelineEventKind,
     PipelineRecord,
 )
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _BATCH = 5_000
 """Jobs in one call."""
 _BATCH_BYTES = 16 << 20
 _PAGE = 1000
-_RUN_PAGE = 500
 _POLL = 30.0
 """Seconds that one call waits for the end of a job or run."""
-_LONG = 3600.0
-"""Seconds for what reads the whole store."""
 _BLOB_PART = 8 << 20
 """Bytes of a blob that are read at once."""
 _SET_BY_ENGINE = ("job_id", "tenant", "principal", "schedule", "retry_number")
 """Fields of a schedule's job that its submitter does not set."""
 
 
-def operation(
-    declared: Callable[Concatenate[Any, P], Awaitable[T]],
-    route: str,
-    field: str = "",
-    *,
-    wait: float = 0.0,
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """A method of a part: one call of a route, as in `POST /v1/jobs/{job_id}/retry?tenant`.
+def _method(name: str, declared: Method) -> Callable[..., Any]:
+    """A method of a part: one call of the route that the table of operations has for it."""
+    if not any(binding.path for binding in bindings_of(declared)):
+        return _refuse
+    signature, parameters = inspect.signature(declared), Parameters(declared)
+    kind = parameters.answer
+    item: Any = typing.get_args(kind)[0] if typing.get_origin(kind) is list else None
+    shown, record_of = _VIEWS.get(item, (item, None))
 
-    `field` of the answer is its value. A call is repeated after a lost answer unless it is one of
-    `ONCE`.
-    """
-    again = declared.__qualname__.removeprefix("EngineApi.").lower() not in ONCE
-    method, _, path = route.partition(" ")
-    path, _, query = path.partition("?")
-    in_path, in_query = re.findall(r"{(\w+)}", path), query.split("&") if query else []
-    signature, hints = inspect.signature(declared), typing.get_type_hints(declared)
-    kind: type[T] = hints["return"]
-
-    async def call(self: _Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self: _Part, /, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        given = dict(list(bound.arguments.items())[1:])
-        at = path.format_map({name: segment(given.pop(name)) for name in in_path})
-        asked = {name: _unless_default(name, given.pop(name)) for name in in_query}
+        values = parameters.values(dict(list(bound.arguments.items())[1:]))
+        binding = binding_of(declared, **values)
+        body = {name: value for name, value in values.items() if name not in binding.given}
+        at = binding.path.format_map({name: segment(body.pop(name)) for name in binding.in_path})
+        query = {
+            wire: _unless_default(wire, body.pop(name)) for wire, name in binding.query.items()
+        }
+        if (paging := binding.paging) is not None:
+            start = values[paging.start]
+            if start != parameters.defaults[paging.start]:
+                query["cursor"] = cursor(binding.name, start)
+            found = await self._http.pages(at, shown, query, binding.field, paging.most)
+            return found if record_of is None else [record_of(one) for one in found]
         return await self._http.send(
-            method, at, kind, given or None, query=asked, again=again, wait=wait, field=field
+            binding.method,
+            at,
+            kind,
+            body or None,
+            query=query,
+            again=not binding.once,
+            wait=binding.patience,
+            field=binding.field,
         )
 
     return call
+
+
+async def _refuse(self: _Part, *args: Any, **kwargs: Any) -> NoReturn:
+    """Files and batches have OpenAI's HTTP API, and OpenAI's clients."""
+    raise Unavailable(
+        "over HTTP, files and batches are asked for as OpenAI's API has them",
+        hint="use the openai package with the engine's URL and /v1, or the engine's socket",
+    )
+
+
+_VIEWS: dict[Any, tuple[Any, Callable[[Any], Any]]] = {ItemRecord: (ItemView, item_of)}
+"""Records that JSON shows otherwise: as what, and how the record is made of it."""
 
 
 def _unless_default(name: str, value: Any) -> Any:
@@ -173,29 +195,8 @@ class _Part:
         )
 
 
-class HttpApprovals(_Part):
-    """See `penstock.ports.engine_api.Approvals`."""
-
-    approve = operation(Approvals.approve, "POST /v1/jobs/{job_id}/approve")
-    reject = operation(Approvals.reject, "POST /v1/jobs/{job_id}/reject")
-
-
-class HttpPolicy(_Part):
-    """See `penstock.ports.engine_api.Policy`."""
-
-    current = operation(Policy.current, "GET /v1/policy")
-    explain = operation(Policy.explain, "GET /v1/jobs/{job_id}/policy")
-    simulate = operation(Policy.simulate, "POST /v1/policy/simulate", wait=300.0)
-    reload = operation(Policy.reload, "POST /v1/policy/reload")
-
-
-class HttpSchedules(_Part):
+class _Schedules(_Part):
     """See `penstock.ports.engine_api.Schedules`."""
-
-    list = operation(Schedules.list, "GET /v1/schedules", "schedules")
-    get = operation(Schedules.get, "GET /v1/schedules/{name}?tenant")
-    fire = operation(Schedules.fire, "POST /v1/schedules/{name}/fire?tenant")
-    delete = operation(Schedules.delete, "DELETE /v1/schedules/{name}?tenant")
 
     async def put(self, schedule: Schedule) -> ScheduleView:
         body = msgspec.to_builtins(schedule)
@@ -207,66 +208,15 @@ class HttpSchedules(_Part):
         )
         return await self._http.send("PUT", path, ScheduleView, body, query=query, again=True)
 
-    async def pause(
-        self, name: str, tenant: str = "default", *, paused: bool = True
-    ) -> ScheduleView:
-        return await (self._pause if paused else self._resume)(name, tenant)
 
-    _pause = operation(Schedules.get, "POST /v1/schedules/{name}/pause?tenant")
-    _resume = operation(Schedules.get, "POST /v1/schedules/{name}/resume?tenant")
-
-
-class HttpLimits(_Part):
-    """See `penstock.ports.engine_api.Limits`."""
-
-    list = operation(Limits.list, "GET /v1/limits", "limits")
-    delete = operation(Limits.delete, "DELETE /v1/limits/{name}")
-
-    async def put(self, limit: Limit) -> LimitView:
-        body = msgspec.to_builtins(limit)
-        path = f"/v1/limits/{segment(body.pop('name'))}"
-        return await self._http.send("PUT", path, LimitView, body, again=True)
-
-
-class HttpKeys(_Part):
-    """See `penstock.ports.engine_api.Keys`."""
-
-    create = operation(Keys.create, "POST /v1/keys")
-    list = operation(Keys.list, "GET /v1/keys", "keys")
-    revoke = operation(Keys.revoke, "DELETE /v1/keys/{key_id}")
-
-
-class HttpAudit(_Part):
-    """See `penstock.ports.engine_api.Audit`."""
-
-    async def read(self, query: AuditQuery) -> list[AuditEntry]:
-        return await self._http.pages("/v1/audit", AuditEntry, asdict(query), "entries")
-
-
-class HttpBatches:
-    """Refuses every call: files and batches have OpenAI's HTTP API, and OpenAI's clients."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self._refuse
-
-    async def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise Unavailable(
-            "over HTTP, files and batches are asked for as OpenAI's API has them",
-            hint="use the openai package with the engine's URL and /v1, or the engine's socket",
-        )
-
-
-class HttpPipelines(_Part):
+class _Pipelines(_Part):
     """See `penstock.workloads.pipeline.interface.Pipelines`."""
+
+    get: Callable[[str], Awaitable[PipelineRecord]]
 
     def __init__(self, http: Connection) -> None:
         super().__init__(http)
         self._ids = IdSource()
-
-    list = operation(Pipelines.list, "GET /v1/pipelines", "pipelines")
-    show = operation(Pipelines.show, "GET /v1/pipelines/{name}")
-    breakers = operation(Pipelines.breakers, "GET /v1/breakers", "breakers")
-    reset_breaker = operation(Pipelines.reset_breaker, "POST /v1/breakers/{name}/reset")
 
     async def start(
         self,
@@ -291,29 +241,6 @@ class HttpPipelines(_Part):
     async def retry_failed(self, job_id: str) -> PipelineRecord:
         path = f"{_run(job_id)}/retry-failed"
         return await self.get(await self._http.send("POST", path, str, field="job_id"))
-
-    async def get(self, job_id: str) -> PipelineRecord:
-        return await self._http.send("GET", _run(job_id), PipelineRecord)
-
-    async def runs(self, query: RunQuery) -> builtins.list[PipelineRecord]:
-        conditions = asdict(query)
-        conditions["status"] = conditions.pop("statuses")
-        conditions["before"], conditions["before_id"] = query.before or (None, None)
-        return await self._http.pages("/v1/runs", PipelineRecord, conditions, "runs", _RUN_PAGE)
-
-    async def items(
-        self,
-        job_id: str,
-        stage: str,
-        *,
-        after: int = -1,
-        limit: int = 100,
-        outcomes: tuple[ItemOutcome, ...] = (),
-    ) -> builtins.list[ItemRecord]:
-        path = f"{_run(job_id)}/stages/{segment(stage)}/items"
-        query = {"outcome": outcomes, "after": after, "limit": limit}
-        views = await self._http.pages(path, ItemView, query, "items", _RUN_PAGE, number="seq")
-        return [item_of(view) for view in views]
 
     async def cancel(self, job_id: str, *, reason: str = "", timeout: float = 10.0) -> CancelAnswer:
         answers: builtins.list[CancelAnswer] = []
@@ -360,25 +287,49 @@ class EventCursor(Struct, frozen=True):
 _event = msgspec.json.Decoder(PipelineEvent).decode
 _transition = msgspec.json.Decoder(Transition).decode
 _cursor = msgspec.json.Decoder(EventCursor).decode
+_json = msgspec.json.Decoder(dict[str, Any]).decode
 _update = msgspec.json.Decoder(JobUpdate).decode
 
 
-class HttpEngineApi(_Part):
+def _entry(data: bytes) -> JournalEvent:
+    place = _cursor(data)
+    return JournalEvent(place.cursor, place.tenant, place.topic, _transition(data))
+
+
+def _batch(event: Event) -> StreamBatch:
+    """One event of the stream as a batch."""
+    match event.kind:
+        case "job" | "approval" | "note":
+            return StreamBatch(event.id, (_entry(event.data),))
+        case "gap":
+            return StreamBatch(event.id, gap=_json(event.data)["reason"])
+        case "worker_gone":
+            return StreamBatch(event.id, gone_workers=(_json(event.data)["worker_id"],))
+        case "counts":
+            return StreamBatch(event.id, counts=_decode(event.data, dict[JobState, int]))
+        case "log":
+            return StreamBatch(event.id, lines=(_decode(event.data, LogLine),))
+        case "progress":
+            return StreamBatch(event.id, progress=(_decode(event.data, JobProgressView),))
+        case "worker":
+            return StreamBatch(event.id, workers=(_decode(event.data, WorkerView),))
+        case "pool":
+            return StreamBatch(event.id, pools=(_decode(event.data, PoolView),))
+    return StreamBatch(event.id)
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    return msgspec.json.decode(data, type=kind)
+
+
+class _Engine(_Part):
     """See `penstock.ports.engine_api.EngineApi`."""
 
-    def __init__(
-        self, url: str, token: str = "", *, options: ConnectionOptions | None = None
-    ) -> None:
-        super().__init__(Connection(url, token, options or ConnectionOptions()))
+    def __init__(self, http: Connection) -> None:
+        super().__init__(http)
         self._ids = IdSource()
-        self.approvals = HttpApprovals(self._http)
-        self.policy = HttpPolicy(self._http)
-        self.schedules = HttpSchedules(self._http)
-        self.limits = HttpLimits(self._http)
-        self.keys = HttpKeys(self._http)
-        self.audit = HttpAudit(self._http)
-        self.pipelines = HttpPipelines(self._http)
-        self.batches: Batches = HttpBatches()
+        for name, part in _PARTS.items():
+            setattr(self, name, part(http))
 
     async def connect(self) -> None:
         """See whether an engine is there and takes the key. NotRunning, NotAuthenticated."""
@@ -391,23 +342,6 @@ class HttpEngineApi(_Part):
 
     async def close(self) -> None:
         await self._http.close()
-
-    get = operation(EngineApi.get, "GET /v1/jobs/{job_id}")
-    history = operation(EngineApi.history, "GET /v1/jobs/{job_id}/history", "transitions")
-    why = operation(EngineApi.why, "GET /v1/jobs/{job_id}/why", "why")
-    count_steps = operation(EngineApi.count_steps, "GET /v1/jobs/{job_id}/steps/counts", "counts")
-    count_children = operation(
-        EngineApi.count_children, "GET /v1/jobs/{job_id}/children/counts", "counts"
-    )
-    retry = operation(EngineApi.retry, "POST /v1/jobs/{job_id}/retry")
-    topics = operation(EngineApi.topics, "GET /v1/topics", "topics")
-    workers = operation(EngineApi.workers, "GET /v1/workers", "workers")
-    pools = operation(EngineApi.pools, "GET /v1/pools", "pools")
-    pause_pool = operation(EngineApi.pause_pool, "POST /v1/pools/{name}/pause")
-    resume_pool = operation(EngineApi.resume_pool, "POST /v1/pools/{name}/resume")
-    status = operation(EngineApi.status, "GET /v1/status")
-    verify = operation(EngineApi.verify, "POST /v1/verify", wait=_LONG)
-    prune = operation(EngineApi.prune, "POST /v1/prune", wait=_LONG)
 
     # -- submitting ---------------------------------------------------------------
 
@@ -437,6 +371,11 @@ class HttpEngineApi(_Part):
         return replace(request, job_id=self._ids.next(self._clock.now()))
 
     # -- looking ------------------------------------------------------------------
+
+    async def count(self, query: JobQuery) -> JobTotal:
+        tries = {"dead": query.dead or None, "tries": query.tries or None}
+        asked = {**filter_of(query), **tries, "total": True, "limit": 1}
+        return await self._http.send("GET", "/v1/jobs", JobTotal, query=asked, field="total")
 
     async def find(self, query: JobQuery) -> list[Job]:
         conditions = {
@@ -476,13 +415,9 @@ class HttpEngineApi(_Part):
         ask = self._post_waiting("/v1/jobs:wait", list[Ended], body, "ended")
         return await self._poll(ask, bool, timeout, only_waits=True)
 
-    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
-        query = {"after": after, "limit": limit}
-        return await self._http.pages(f"{at(job_id)}/logs", LogLine, query, "lines", number="n")
-
     async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
-        cursor = None if query.after is None else f"{query.after[1]}:{query.after[0]}"
-        wanted = {"name": query.name, "cursor": cursor, "limit": min(query.limit, _PAGE)}
+        start = None if query.after is None else cursor("get_steps", query.after)
+        wanted = {"name": query.name, "cursor": start, "limit": min(query.limit, _PAGE)}
         page = await self._http.send("GET", f"{at(job_id)}/steps", Steps, query=wanted)
         return StepPage(page.steps, page.next is not None)
 
@@ -508,18 +443,36 @@ class HttpEngineApi(_Part):
                     yield update
 
     async def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
-        stream = self._http.stream("/v1/events", {"after": after})
+        query = {"after": after, "kind": sorted(JOURNAL_KINDS)}
+        stream = self._http.stream("/v1/stream", query)
         async with aclosing(stream):
             async for events in stream:
-                told = []
                 for event in events:
-                    if event.kind:
-                        place = _cursor(event.data)
-                        transition = _transition(event.data)
-                        told.append(
-                            JournalEvent(place.cursor, place.tenant, place.topic, transition)
-                        )
+                    if event.kind == "gap":
+                        raise InvalidRequest("after", _json(event.data)["reason"])
+                told = [_entry(event.data) for event in events if event.kind]
                 yield EventBatch(tuple(told), int(events[-1].id))
+
+    async def stream(
+        self, query: StreamQuery, after: str | None = None
+    ) -> AsyncIterator[StreamBatch]:
+        """A lost connection is made again: entries and lines go on, values are told anew."""
+        asked = {
+            "after": after,
+            "kind": query.kinds or tuple(StreamKind),
+            "topic": query.topic,
+            "tenant": query.tenant,
+            "state": query.states,
+            "event": query.events,
+            "job_id": query.job_ids,
+            "log": query.logs,
+            "replay": query.replay,
+        }
+        stream = self._http.stream("/v1/stream", asked)
+        async with aclosing(stream):
+            async for events in stream:
+                for event in events:
+                    yield _batch(event)
 
     # -- ending and repeating -----------------------------------------------------
 
@@ -584,6 +537,31 @@ class HttpEngineApi(_Part):
             return await self._http.call("GET", path, headers=headers, again=True)
         except NoSuchPart:
             return None
+
+
+_OWN: dict[str, type[_Part]] = {"schedules": _Schedules, "pipelines": _Pipelines}
+"""Parts with methods whose HTTP shape differs; the other methods are derived from the table."""
+_PARTS = {
+    name: proxy_class(interface, _OWN.get(name, _Part), _method)
+    for name, interface in parts_of(EngineApi, {"Batches": Batches, "Pipelines": Pipelines}).items()
+}
+_EngineApi = proxy_class(EngineApi, _Engine, _method)
+
+
+class HttpEngineApi(EngineApi, Protocol):
+    """The API of an engine behind its HTTP API."""
+
+    async def connect(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def http_engine_api(
+    url: str, token: str = "", *, options: ConnectionOptions | None = None
+) -> HttpEngineApi:
+    """The API of the engine at this URL; to be connected before it is used."""
+    api: HttpEngineApi = _EngineApi(Connection(url, token, options or ConnectionOptions()))
+    return api
 
 
 def _has_ended(answer: Response) -> bool:

@@ -1,4 +1,4 @@
-"""Where an engine listens: a Unix socket or a TCP port."""
+"""Where an engine listens: a Unix socket, a TCP port of this machine, or TLS for other machines."""
 
 from __future__ import annotations
 
@@ -9,28 +9,40 @@ from msgspec import Struct
 
 from penstock.core.errors import Misconfigured, NotRunning
 
+PORT = 7480
+"""The usual port of TLS."""
+_TLS = ("penstock://", "tls://")
+
 
 class Address(Struct, frozen=True):
     path: Path | None = None
     host: str = ""
     port: int = 0
+    tls: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """`unix:/run/penstock.sock`, a bare path, or `tcp://127.0.0.1:7077`."""
-        if text.startswith("tcp://"):
-            host, _, port = text.removeprefix("tcp://").rpartition(":")
-            if not host or not port.isdecimal() or int(port) > 65535:
-                raise Misconfigured(
-                    f"{text!r} is not an address", hint="write tcp://HOST:PORT, or unix:/PATH"
-                )
-            return cls(host=host.strip("[]"), port=int(port))
+        """`penstock://host:7480`, `unix:/run/penstock.sock`, a bare path, or
+        `tcp://127.0.0.1:7077`."""
+        for scheme in (*_TLS, "tcp://"):
+            if text.startswith(scheme):
+                return cls._at(text, text.removeprefix(scheme).rstrip("/"), scheme in _TLS)
         path = text.removeprefix("unix:").removeprefix("//")
         if not path or "://" in path:
-            raise Misconfigured(
-                f"{text!r} is not an address", hint="write tcp://HOST:PORT, or unix:/PATH"
-            )
+            raise _invalid(text)
         return cls(path=Path(path))
+
+    @classmethod
+    def _at(cls, text: str, place: str, tls: bool) -> Address:
+        host, colon, port = place.rpartition(":")
+        if tls and (not colon or place.endswith("]")):
+            host, port = place, str(PORT)
+        bare = host.removeprefix("[").removesuffix("]")
+        if not bare or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+            raise _invalid(text)
+        if ":" in bare and bare == host:
+            raise _invalid(text)
+        return cls(host=bare, port=int(port), tls=tls)
 
     @property
     def is_local(self) -> bool:
@@ -42,21 +54,30 @@ class Address(Struct, frozen=True):
         except ValueError:
             return False
 
-    def check_local(self) -> None:
-        """Raises Misconfigured if it is on another machine."""
-        if not self.is_local:
+    def check_private(self) -> None:
+        """Raises Misconfigured if others could read what is sent there."""
+        if not (self.tls or self.is_local):
             raise Misconfigured(
                 f"{self} is not on this machine: the token and all jobs would be sent "
                 "there without encryption",
-                hint="connect to the engine's HTTPS address, or through a tunnel, as in "
-                "'ssh -L 7077:127.0.0.1:7077 HOST', to tcp://127.0.0.1:7077",
+                hint=f"connect to the engine's TLS address, as penstock://{self.host}:{PORT}",
             )
 
-    def unreachable(self) -> NotRunning:
+    def unreachable(self, why: str = "") -> NotRunning:
         return NotRunning(
-            f"no engine answers at {self}",
+            f"no engine answers at {self}" + (f": {why}" if why else ""),
             hint="start one with 'penstock up', or name another with --data or --connect",
         )
 
     def __str__(self) -> str:
-        return f"unix:{self.path}" if self.path else f"tcp://{self.host}:{self.port}"
+        if self.path is not None:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'penstock' if self.tls else 'tcp'}://{host}:{self.port}"
+
+
+def _invalid(text: str) -> Misconfigured:
+    return Misconfigured(
+        f"{text!r} is not an address",
+        hint="write penstock://HOST:PORT, tcp://127.0.0.1:PORT, or unix:/PATH",
+    )

@@ -6,6 +6,7 @@ import itertools
 import logging
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from penstock.adapters.link.address import Address
 from penstock.adapters.link.frames import (
     MAX_FRAME,
     NOT_FRAMES,
+    OLDEST_PROTOCOL,
     PROTOCOL,
     AnyFrame,
     Call,
@@ -30,7 +32,7 @@ from penstock.adapters.link.frames import (
     decode_frame,
     encoded,
 )
-from penstock.adapters.link.proxy import Decode, remote_api
+from penstock.adapters.link.proxy import ONCE, Decode, remote_api
 from penstock.adapters.link.renewal import (
     MAX_UNANSWERED,
     PING_INTERVAL,
@@ -41,9 +43,10 @@ from penstock.adapters.link.renewal import (
     pauses,
     ping_interval,
 )
-from penstock.core.errors import NotRunning, Unavailable
+from penstock.adapters.link.secure import Security, explained, needed
+from penstock.core.errors import NotRunning, PenstockError, Unavailable
 from penstock.ports.bus import HEARTBEAT, Heartbeat
-from penstock.ports.engine_api import ONCE, EngineApi
+from penstock.ports.engine_api import EngineApi
 from penstock.ports.frames import FrameBuffer
 from penstock.ports.process import CALLER_TIMEOUT, close_in_children, keep_alive
 
@@ -52,6 +55,8 @@ log = logging.getLogger(__name__)
 _PING = encoded(Ping())
 T = TypeVar("T")
 _READ = 1 << 16
+_WRITE = 1 << 18
+"""Bytes that have to leave until the next ping is due."""
 _INSTANT = 0.001
 """The shortest timeout of a socket: with 0 it would not wait at all."""
 
@@ -63,9 +68,13 @@ class BlockingLink:
     """
 
     def __init__(
-        self, address: Address, token: str, reconnect_timeout: float | None = RECONNECT_TIMEOUT
+        self,
+        address: Address,
+        token: str,
+        reconnect_timeout: float | None = RECONNECT_TIMEOUT,
+        security: Security | None = None,
     ) -> None:
-        self._address, self._token = address, token
+        self._address, self._token, self._security = address, token, security
         self._reconnect_timeout = reconnect_timeout
         self._ping_interval = ping_interval(reconnect_timeout)
         self._buffer, self._frames = FrameBuffer(MAX_FRAME), deque[AnyFrame]()
@@ -125,9 +134,9 @@ class BlockingLink:
     def _open(self, patience: float) -> None:
         until = time.monotonic() + patience
         self._buffer, self._frames = FrameBuffer(MAX_FRAME), deque()
-        self._socket = open_socket(self._address, patience)
+        self._socket = open_socket(self._address, patience, self._security)
         try:
-            self._send(encoded(Hello(PROTOCOL, self._token)), until)
+            self._send(encoded(Hello(PROTOCOL, self._token, OLDEST_PROTOCOL)), until)
             if isinstance(frame := self._receive(until), Failure):
                 raise frame.revive()
             self._socket.settimeout(self._ping_interval)
@@ -143,7 +152,10 @@ class BlockingLink:
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         try:
-            return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+            if not poll.poll(0):
+                return False
+            # Over TLS one can't look without reading: nothing but its end is due here.
+            return isinstance(connection, ssl.SSLSocket) or not connection.recv(1, socket.MSG_PEEK)
         except OSError:
             return True
 
@@ -225,7 +237,7 @@ class BlockingLink:
 
 
 def _send(connection: socket.socket, data: memoryview) -> int:
-    return connection.send(data)
+    return connection.send(data[:_WRITE])
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -241,8 +253,11 @@ class LinkPool:
         token: str,
         reconnect_timeout: float | None = RECONNECT_TIMEOUT,
         size: int = 8,
+        security: Security | None = None,
     ) -> None:
-        self._links = [BlockingLink(address, token, reconnect_timeout) for _ in range(size)]
+        self._links = [
+            BlockingLink(address, token, reconnect_timeout, security) for _ in range(size)
+        ]
         self._free = list(self._links)
 
     def run(self, work: Callable[[EngineApi], Coroutine[Any, Any, T]]) -> T:
@@ -286,9 +301,18 @@ class Pulse:
     worker. The pulse goes on as long as the process does, whatever its jobs do.
     """
 
-    def __init__(self, address: Address, worker_id: str, *, token: str, interval: float) -> None:
-        self._address, self._interval = address, interval
-        self._hello = encoded(Hello(PROTOCOL, token))
+    def __init__(
+        self,
+        address: Address,
+        worker_id: str,
+        *,
+        token: str,
+        interval: float,
+        security: Security | None = None,
+    ) -> None:
+        self._address, self._interval, self._security = address, interval, security
+        boot = security.boot if security is not None else 0
+        self._hello = encoded(Hello(PROTOCOL, token, OLDEST_PROTOCOL, boot))
         self._beat = encoded(Pub(HEARTBEAT, [Heartbeat(worker_id)])) + _PING
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-pulse", daemon=True)
@@ -306,7 +330,7 @@ class Pulse:
         while not self._stop.is_set():
             try:
                 if connection is None:
-                    connection = open_socket(self._address, timeout=5)
+                    connection = open_socket(self._address, 5, self._security)
                     connection.sendall(self._hello)
                     connection.setblocking(False)
                     unanswered = 0
@@ -314,7 +338,7 @@ class Pulse:
                 if unanswered * self._interval > MAX_UNANSWERED * PING_INTERVAL:
                     raise ConnectionError("the engine is silent")
                 connection.sendall(self._beat)
-            except (OSError, NotRunning):
+            except (OSError, PenstockError):
                 if connection is not None:
                     connection.close()
                 connection = None
@@ -327,20 +351,22 @@ class Pulse:
         try:
             if not connection.recv(_READ):
                 raise ConnectionError("end of stream")
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             return False
         return True
 
 
-def open_socket(address: Address, timeout: float | None = None) -> socket.socket:
-    """Raises NotRunning, and Misconfigured for an address on another machine."""
-    address.check_local()
+def open_socket(
+    address: Address, timeout: float | None = None, security: Security | None = None
+) -> socket.socket:
+    """Raises NotRunning, and Misconfigured or NotAuthenticated if there can be no TLS."""
+    address.check_private()
     try:
         if address.path is None:
             connection = socket.create_connection((address.host, address.port), timeout=timeout)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(connection, CALLER_TIMEOUT)
-            return connection
+            return _secured(connection, address, security) if address.tls else connection
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(timeout)
@@ -350,4 +376,17 @@ def open_socket(address: Address, timeout: float | None = None) -> socket.socket
             raise
         return connection
     except OSError as error:
+        if isinstance(error, ssl.SSLError) and (told := explained(error, address)):
+            raise told from error
         raise address.unreachable() from error
+
+
+def _secured(
+    connection: socket.socket, address: Address, security: Security | None
+) -> socket.socket:
+    try:
+        known = needed(security, address)
+        return known.context.wrap_socket(connection, server_hostname=known.hostname(address))
+    except BaseException:
+        connection.close()
+        raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from msgspec import Raw
 
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.frames import (
+    OLDEST_PROTOCOL,
     PROTOCOL,
     AnyFrame,
     Bye,
@@ -49,7 +51,14 @@ from penstock.adapters.link.renewal import (
     pauses,
     ping_interval,
 )
-from penstock.core.errors import NotRunning, PenstockError, Unavailable
+from penstock.adapters.link.secure import Security, explained, needed, open_secure
+from penstock.core.errors import (
+    NotPermitted,
+    NotRunning,
+    PenstockError,
+    Superseded,
+    Unavailable,
+)
 from penstock.core.job import Job
 from penstock.ports.bus import AnyMessage, Handler, Reader
 from penstock.ports.process import CALLER_TIMEOUT, close_in_children, fileno_of
@@ -77,10 +86,11 @@ class Link:
         token: str = "",
         will: Callable[[int], tuple[str, AnyMessage]] | None = None,
         reconnect_timeout: float | None = RECONNECT_TIMEOUT,
+        security: Security | None = None,
     ) -> None:
         """`reconnect_timeout`: seconds that a call waits for an engine that was lost; None: for
-        ever."""
-        self.address = address
+        ever. `security`: for an address of TLS."""
+        self.address, self._security = address, security
         self._token, self._will, self._reconnect_timeout = token, will, reconnect_timeout
         self._ping_interval = ping_interval(reconnect_timeout)
         self.on_connect: Callable[[], None] = lambda: None
@@ -114,17 +124,20 @@ class Link:
 
         `patience`: seconds within which the engine must have answered.
         """
-        self.address.check_local()
+        self.address.check_private()
         self._opened = None
         self._welcome = asyncio.get_running_loop().create_future()
         self._down.clear()
         try:
             async with asyncio.timeout(patience):
                 protocol = await self._open()
-                protocol.send(Hello(PROTOCOL, self._token))
+                boot = self._security.boot if self._security is not None else 0
+                protocol.send(Hello(PROTOCOL, self._token, OLDEST_PROTOCOL, boot))
                 await self._welcome
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # TimeoutError and SSLError are some
             self._abandon()
+            if isinstance(error, ssl.SSLError) and (told := explained(error, self.address)):
+                raise told from error
             raise self.address.unreachable() from error
         except BaseException:
             self._abandon()
@@ -144,8 +157,11 @@ class Link:
 
         if address.path is not None:
             _, protocol = await loop.create_unix_connection(make, str(address.path))
-        else:
+        elif not address.tls:
             _, protocol = await loop.create_connection(make, address.host, address.port)
+        else:
+            protocol = make()
+            await open_secure(protocol, address, needed(self._security, address))
         return protocol
 
     def _abandon(self) -> None:
@@ -180,11 +196,16 @@ class Link:
         asyncio.get_running_loop().call_later(self._ping_interval, self._ping, protocol, unanswered)
 
     async def keep(self) -> None:
-        """Reconnect whenever the connection is lost, until cancelled."""
+        """Reconnect whenever the connection is lost, until cancelled.
+
+        Raises NotPermitted or Superseded if the engine does not know this worker any more.
+        """
         while True:
             try:
                 await self._up()
             except PenstockError as error:
+                if self.address.tls and isinstance(error, NotPermitted | Superseded):
+                    raise
                 log.error("%s refuses the connection: %s", self.address, error)
                 await asyncio.sleep(_REFUSED_PAUSE)
             else:
@@ -238,7 +259,9 @@ class Link:
         self._opened = self._protocol = None
         self._down.set()
         if self._welcome is not None and not self._welcome.done():
-            self._welcome.set_exception(self.address.unreachable())
+            is_tls = isinstance(error, ssl.SSLError)
+            self._welcome.set_exception(error if is_tls and error else self.address.unreachable())
+            self._welcome.exception()  # perhaps nobody waits for it yet
         since = error.since if isinstance(error, ConnectionLost) else time.monotonic()
         for call in self._calls.values():
             if not call.done():

@@ -13,12 +13,14 @@ from typing import Any, Self, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from penstock.core.errors import PenstockError, revived
+from penstock.core.errors import Misconfigured, PenstockError, revived
 from penstock.ports.bus import AnyMessage
 from penstock.ports.frames import FrameBuffer, framed
 from penstock.ports.process import keep_alive
 
-PROTOCOL = 3
+PROTOCOL = 4
+OLDEST_PROTOCOL = 4
+"""The protocols that are spoken: from this one to PROTOCOL."""
 MAX_FRAME = 128 << 20
 MAX_GREETING = 4 << 10
 """Bytes of the first frame, before the client is authenticated."""
@@ -35,11 +37,60 @@ class Hello(Frame, frozen=True):
     """The first frame of a connection."""
 
     protocol: int
+    """The newest that the client speaks."""
     token: str = ""
+    oldest: int = 0
+    """The oldest that it speaks; 0: `protocol` only."""
+    boot: int = 0
+    """How often a worker with a certificate was started: a newer process replaces an older one."""
+
+
+def negotiated(hello: Hello) -> int:
+    """The newest protocol that both sides speak. Raises Misconfigured."""
+    protocol = min(hello.protocol, PROTOCOL)
+    if protocol >= max(OLDEST_PROTOCOL, hello.oldest or hello.protocol):
+        return protocol
+    theirs = f"{hello.oldest or hello.protocol} to {hello.protocol}"
+    ours = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
+    is_old = hello.protocol < OLDEST_PROTOCOL
+    raise Misconfigured(
+        f"this client or worker is too {'old' if is_old else 'new'}: it speaks the link protocols "
+        f"{theirs}, the engine {ours}",
+        hint=f"install a newer Penstock {'here' if is_old else 'where the engine runs'}",
+    )
 
 
 class Welcome(Frame, frozen=True):
     protocol: int
+
+
+class Trust(Frame, frozen=True):
+    """A first frame over TLS: asks for the authority of the engine's certificate."""
+
+
+class Trusted(Frame, frozen=True):
+    """Answers Trust. To be believed if it is the one that the join token names."""
+
+    authority: bytes
+    """PEM."""
+
+
+class Join(Frame, frozen=True):
+    """A first frame over TLS: buys a certificate with a join token."""
+
+    protocol: int
+    token_id: str
+    secret: str
+    worker_id: str
+    request: bytes
+    """A certificate signing request, DER."""
+
+
+class Joined(Frame, frozen=True):
+    """Answers Join."""
+
+    certificate: bytes
+    """PEM."""
 
 
 class Sub(Frame, frozen=True):
@@ -122,6 +173,10 @@ class Failure(Frame, frozen=True):
 AnyFrame = (
     Hello
     | Welcome
+    | Trust
+    | Trusted
+    | Join
+    | Joined
     | Sub
     | Unsub
     | Pub

@@ -6,14 +6,23 @@ import inspect
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache, cached_property
+from hashlib import sha256
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
 
-from penstock.core.errors import Unavailable
+from penstock.core.errors import Unavailable, UnreadablePointer
+from penstock.core.pointer import FIELD, check_size, parse_blob
 from penstock.ports.blobs import MAX_ARTIFACT, PART, Blobs, BlobStat, BlobUploads
 from penstock.ports.engine_api import EngineApi
+from penstock.ports.operations import (
+    Method,
+    bindings_of,
+    methods_of,
+    parts_of,
+    proxy_class,
+)
 from penstock.ports.shared_state import SharedState
 from penstock.workloads.llm.batches import Batches
 from penstock.workloads.pipeline.interface import Pipelines
@@ -25,9 +34,17 @@ STATE = "state"
 """How the names of calls to the shared state begin."""
 BLOBS = "blobs"
 """How those begin that write a blob part by part."""
+RENEW = "link.renew"
+"""The call by which a worker gets its next certificate."""
 
-_WORKLOADS = {"Batches": Batches, "Pipelines": Pipelines}
-"""Names in the annotations of EngineApi that its module imports for type checkers only."""
+_PARTS = parts_of(EngineApi, {"Batches": Batches, "Pipelines": Pipelines})
+ONCE = frozenset(
+    prefix + name
+    for prefix, interface in [("", EngineApi), *((f"{n}.", part) for n, part in _PARTS.items())]
+    for name, declared in methods_of(interface)
+    if any(binding.once for binding in bindings_of(declared))
+)
+"""Names of calls that must not be sent again after the answer was lost."""
 
 
 class Caller(Protocol):
@@ -44,7 +61,7 @@ class Caller(Protocol):
 
 def remote_api(caller: Caller) -> EngineApi:
     """The API of the engine that `caller` calls."""
-    return cast(EngineApi, _proxy_class(EngineApi, "")(caller))
+    return cast(EngineApi, _proxy_class(EngineApi, "", _Engine)(caller))
 
 
 def remote_state(caller: Caller) -> SharedState:
@@ -60,30 +77,20 @@ class _Proxy:
         """The link is somebody else's."""
 
 
-@cache
-def _proxy_class(interface: Any, prefix: str) -> type[_Proxy]:
-    members: dict[str, Any] = {}
-    for name, declared in vars(interface).items():
-        if name.startswith("_") or hasattr(_Proxy, name):
-            continue
-        if isinstance(declared, property):
-            members[name] = _part(
-                typing.get_type_hints(declared.fget, None, _WORKLOADS)["return"], name
-            )
-        elif inspect.isfunction(declared):
-            members[name] = _method(prefix + name, declared)
-    made = type(f"Remote{interface.__name__}", (_Proxy,), members)
-    for name, member in members.items():
-        if isinstance(member, cached_property):
-            member.__set_name__(made, name)
-    return made
-
-
-def _part(interface: type, name: str) -> cached_property[Any]:
+def _part(name: str, interface: type) -> cached_property[Any]:
     return cached_property(lambda proxy: _proxy_class(interface, f"{name}.")(proxy._caller))
 
 
-def _method(name: str, declared: Callable[..., Any]) -> Callable[..., Any]:
+_Engine = type("_Engine", (_Proxy,), {name: _part(name, part) for name, part in _PARTS.items()})
+"""Has the parts of an engine's API, which are made when they are first used."""
+
+
+@cache
+def _proxy_class(interface: type, prefix: str, base: type[_Proxy] = _Proxy) -> type[Any]:
+    return proxy_class(interface, base, lambda name, declared: _method(prefix + name, declared))
+
+
+def _method(name: str, declared: Method) -> Callable[..., Any]:
     signature = inspect.signature(declared)
     parameters = list(signature.parameters.values())[1:]
     positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -105,6 +112,16 @@ def _method(name: str, declared: Callable[..., Any]) -> Callable[..., Any]:
         return ask(name, decode, params)
 
     return call
+
+
+_WHOLE = 4 << 20
+"""Bytes of a payload that are sent at once: other calls of the same connection wait so long."""
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    view = memoryview(data)
+    for start in range(0, len(data), _WHOLE):
+        yield bytes(view[start : start + _WHOLE])
 
 
 class RemoteBlobs(Blobs):
@@ -143,10 +160,22 @@ class RemoteBlobs(Blobs):
         await self._uploads.drop_upload(upload)
 
     async def _put(self, data: bytes, media_type: str) -> str:
-        return await self._api.put_blob(data, media_type)
+        if len(data) <= _WHOLE:
+            return await self._api.put_blob(data, media_type)
+        return (await self.put_stream(_pieces(data), media_type)).uri
 
     async def _get(self, uri: str) -> bytes:
-        return await self._api.get_blob(uri)
+        if not uri.startswith("blob:"):
+            return await self._api.get_blob(uri)
+        pieces = [await self._api.read_blob(uri, 0, _WHOLE)]
+        while len(pieces[-1]) == _WHOLE:
+            check_size(FIELD, len(pieces) * _WHOLE, self.max_size)
+            pieces.append(await self._api.read_blob(uri, len(pieces) * _WHOLE, _WHOLE))
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        check_size(FIELD, len(data), self.max_size)
+        if sha256(data).hexdigest() != parse_blob(uri).digest:
+            raise UnreadablePointer(FIELD, f"the content of {uri!r} is damaged")
+        return data
 
     async def _stat(self, uri: str) -> BlobStat:
         return await self._api.stat_blob(uri)

@@ -20,10 +20,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.adapters.link.address import Address
+from penstock.adapters.link.proxy import ONCE
 from penstock.core.errors import EngineUnavailable
 from penstock.core.job import IdSource, JobRequest
 from penstock.ports.clock import backoff
-from penstock.ports.engine_api import ONCE, EventBatch, Logged, Moved, Streamed
+from penstock.ports.engine_api import EventBatch, Logged, Moved, Streamed
 from penstock.workloads.pipeline.records import PipelineEvent
 
 RECONNECT_TIMEOUT = 60.0
@@ -199,8 +200,8 @@ class Reading(Sending):
         match value:
             case EventBatch():
                 params["after"] = value.cursor
-            case PipelineEvent():
-                params["after"] = value.id
+            case PipelineEvent(id=int(number)):
+                params["after"] = number
             case Moved():
                 params["after_move"] = value.transition.n
             case Logged():

@@ -155,19 +155,20 @@ class Engine:
         if protocol.wants_tools(ask) and not self.tools:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
-                f"the chat template of {self.spec.model} knows no tools",
+                f"the chat template of {self.spec.model} does not support tools",
                 tools=False,
             )
         if protocol.has_part(ask, AudioPart) and not self.audio:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
-                f"{self.spec.model} can't hear: there is no audio projector (mmproj) beside its"
-                " file",
+                f"{self.spec.model} does not support audio: there is no audio projector"
+                " (mmproj) beside its file",
             )
         if protocol.has_part(ask, ImagePart) and not self.vision:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
-                f"{self.spec.model} can't see: there is no projector (mmproj) beside its file",
+                f"{self.spec.model} does not support images: there is no projector (mmproj)"
+                " beside its file",
             )
 
     async def _look(self) -> None:

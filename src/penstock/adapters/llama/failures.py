@@ -101,7 +101,7 @@ def of_reply(status: int, reply: Mapping[str, Any], *, is_constrained: bool) -> 
         return over_context(int(found[1]), int(found[2]))
     if is_constrained and _GRAMMAR.search(message):
         why = _WORDY.sub("", message)
-        return LlmFailure(LlmCode.INVALID_SCHEMA, f"no answer can be held to this: {why}")
+        return LlmFailure(LlmCode.INVALID_SCHEMA, f"invalid JSON schema or grammar: {why}")
     if status == 501 or "not supported" in message:
         return LlmFailure(LlmCode.NOT_SUPPORTED, message)
     if status == 400 or "template" in message.lower() or "jinja" in message.lower():

@@ -235,7 +235,7 @@ class ModelCatalog:
             return next(iter(self._entries))
         there = f"there is {', '.join(self._entries) or 'none'}"
         if not name:
-            raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"there is no model at all; {there}")
+            raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"there are no models; {there}")
         try:
             return resolve_name(name, self._entries)
         except PenstockError as error:

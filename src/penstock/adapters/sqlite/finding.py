@@ -27,11 +27,11 @@ import apsw
 import msgspec
 from msgspec import Struct
 
-from penstock.adapters.sqlite import rows
-from penstock.adapters.sqlite.rows import DEAD, FIRST_FINAL, STATE_CODES
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
+from penstock.ports import rows
 from penstock.ports.query import matches
+from penstock.ports.rows import DEAD, FIRST_FINAL, STATE_CODES
 from penstock.ports.store import AuditQuery, JobQuery
 
 Term = tuple[str, tuple[object, ...]]

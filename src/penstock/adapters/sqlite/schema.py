@@ -11,12 +11,13 @@ from typing import Any
 import apsw
 import msgspec
 
-from penstock.adapters.sqlite import database, rows
+from penstock.adapters.sqlite import database
 from penstock.adapters.sqlite.database import Schema, read_migrations, read_queries
-from penstock.adapters.sqlite.rows import STATES, encode, result_values
 from penstock.core.job import JobResult
 from penstock.core.journal import LoggedStride
 from penstock.lifecycles.canonical import HELD, JobEvent, JobState
+from penstock.ports import rows
+from penstock.ports.rows import STATES, encode, result_values
 from penstock.ports.store import Durability
 
 APPLICATION_ID = 0x50454E53  # "PENS": how we know a file to be ours

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from penstock.adapters.sqlite import finding, rows
+from penstock.adapters.sqlite import finding
 from penstock.adapters.sqlite.database import (
     ReaderPool,
     WriterLock,
@@ -33,7 +33,6 @@ from penstock.adapters.sqlite.database import (
     to_the_end,
     translated,
 )
-from penstock.adapters.sqlite.rows import STATE_CODES
 from penstock.adapters.sqlite.schema import load_queries, open_reader, open_writer
 from penstock.core.errors import StoreFailed, Unstorable
 from penstock.core.job import Job
@@ -47,8 +46,10 @@ from penstock.core.journal import (
 )
 from penstock.core.ledger import Commit, Counts, Known, Wanted, counted_as
 from penstock.lifecycles.canonical import TERMINAL, JobState
+from penstock.ports import rows
 from penstock.ports.process import failpoint
 from penstock.ports.query import Name, compare_counts, read_events
+from penstock.ports.rows import STATE_CODES
 from penstock.ports.store import (
     AuditEntry,
     AuditQuery,

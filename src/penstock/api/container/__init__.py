@@ -1,4 +1,4 @@
-"""The HTTP API of a container worker that stands alone.
+"""The HTTP API of a standalone container worker.
 
 The protocol's endpoints, statuses, keys and their order are kept (docs/reference/containers.md);
 what is new comes after them, and not at all with `compat: strict`. Each module has the

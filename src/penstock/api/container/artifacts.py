@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -11,15 +11,14 @@ from msgspec import Struct
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.views import Absent, ArtifactView, absent, answer, views_of
 from penstock.api.operation import Operation
-from penstock.api.ranges import Part, part_of
-from penstock.api.reply import AnyReply, Headers, Reply, StreamReply
+from penstock.api.ranges import download
+from penstock.api.reply import AnyReply, Headers, Reply
 from penstock.core.artifact import Artifact
 from penstock.core.errors import NotFound
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
-_PART = 256 << 10
 _LISTED = "/jobs/{job_id}/artifacts lists what there is"
 
 
@@ -49,38 +48,18 @@ class ArtifactReading:
                 break
         else:
             raise NotFound("there is no such artifact", hint=_LISTED)
-        part = part_of(call.headers, artifact.size, _etag(artifact))
-        is_bare = part.status == 304 or call.scope["method"] == "HEAD"
-        content = self._read(artifact, Part(part.status, 0, 0) if is_bare else part)
-        return StreamReply(content, _headers(artifact, part), part.status, length=part.length)
-
-    async def _read(self, artifact: Artifact, part: Part) -> AsyncGenerator[bytes, None]:
-        at, left = part.start, part.length
-        while left:
-            piece = await self._facade.read_artifact(artifact, at, min(_PART, left))
-            if not piece:
-                raise NotFound("the artifact is shorter than it was")
-            at, left = at + len(piece), left - len(piece)
-            yield piece
+        etag = b'"%b"' % artifact.sha256.encode("ascii")
+        read = partial(self._facade.read_artifact, artifact)
+        return download(call, artifact.size, etag, _headers(artifact), read)
 
 
-def _etag(artifact: Artifact) -> bytes:
-    return b'"%b"' % artifact.sha256.encode("ascii")
-
-
-def _headers(artifact: Artifact, part: Part) -> Headers:
+def _headers(artifact: Artifact) -> Headers:
     """What a job made may be anything: a browser shall not show it as if it came from us."""
     name = quote(artifact.name.rpartition("/")[2], safe="", errors="replace")
-    length = () if part.status == 304 else ((b"content-length", b"%d" % part.length),)
     return (
         (b"content-type", b"application/octet-stream"),
         (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode("ascii")),
         (b"content-security-policy", b"default-src 'none'; sandbox"),
-        (b"cache-control", b"private, no-cache"),
-        (b"accept-ranges", b"bytes"),
-        (b"etag", _etag(artifact)),
-        *part.headers,
-        *length,
     )
 
 

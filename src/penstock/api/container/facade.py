@@ -363,12 +363,20 @@ class ContainerFacade:
     # -- output -----------------------------------------------------------------------------
 
     async def logs(
-        self, job_id: str, stream: Stream, offset: int, *, limit: int, wait: float = 0
+        self,
+        job_id: str,
+        stream: Stream,
+        offset: int,
+        *,
+        limit: int,
+        wait: float = 0,
+        text: bool = False,
     ) -> LogPage | None:
         """What is kept from `offset` on (negative: so many bytes before the end), waiting for
-        up to `wait` seconds if there is nothing yet. None if there is no such job."""
+        up to `wait` seconds if there is nothing yet; as `text`, whole characters of it. None if
+        there is no such job."""
         until = self._clock.monotonic() + wait
-        canonical = _canonical_id(job_id)
+        canonical, ragged = _canonical_id(job_id), offset < 0
         while True:
             output = self._host.outputs.get(canonical)
             if output is not None:
@@ -378,11 +386,14 @@ class ContainerFacade:
                 if record is None:
                     return None
                 page = await self._kept_page(record, stream, offset, limit)
+            read = page.next
+            if text:
+                page = page.whole(ragged=ragged and page.offset > 0)
             left = until - self._clock.monotonic()
             if page.data or page.end or left <= 0:
                 return page
             if output is not None:
-                await output.more(stream, page.next, left)
+                await output.more(stream, read, left)
                 if self._host.outputs.get(canonical) is not output:
                     left = 0.05  # it has ended: its record follows
             await self._host.next_change(min(left, 1.0 if output is None else 0.05))
@@ -401,7 +412,8 @@ class ContainerFacade:
         size = min(limit, (head if at < head else total) - at)
         data = await self._kept(record, stream, at if at < head else head + at - tail, size)
         after = at + len(data)
-        return LogPage(stream, at, data, after, at - asked, after >= total or not data)
+        end = after >= total or not data
+        return LogPage(stream, at, data, after, at - asked, end, after == head < tail)
 
     async def _kept(self, record: ContainerRecord, stream: Stream, at: int, size: int) -> bytes:
         """Some of what is kept of a stream; the text of the result has all of it, or else there is

@@ -11,11 +11,9 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from msgspec import Struct
 
-from penstock.api.container.characters import Reader
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.views import Presenter
-from penstock.api.frames import heartbeat, named, opening
-from penstock.api.stream import Pulse, cursor_of
+from penstock.api.stream import Pulse, cursor_of, heartbeat, named, opening
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.job import JobError, Stream
@@ -62,7 +60,9 @@ class Following:
         offsets: Mapping[Stream, int],
     ) -> None:
         self._facade, self._presenter, self._job_id = facade, presenter, job_id
-        self._readers = {stream: Reader(offset) for stream, offset in offsets.items()}
+        self._offsets = dict(offsets)
+        """Up to where each stream was told; negative: so many bytes before its end."""
+        self._ended: set[Stream] = set()
 
     async def frames(self, silence: float) -> AsyncGenerator[bytes, None]:
         """At least a sign of life in so many seconds."""
@@ -92,15 +92,16 @@ class Following:
 
     @property
     def _place(self) -> str:
-        told = (self._readers[stream].told if stream in self._readers else 0 for stream in Stream)
-        return "-".join(map(str, told))
+        return "-".join(f"{max(0, self._offsets.get(stream, 0))}" for stream in Stream)
 
     def _ask(self, awaited: dict[Stream, Awaited], silence: float) -> bool:
         """Whether there is a stream that may have more; it is being asked for then."""
-        for stream, reader in self._readers.items():
-            if not reader.ended and stream not in awaited:
-                wait = 0.8 * silence if reader.at >= 0 else 0  # first of all, where the end is
-                asked = self._facade.logs(self._job_id, stream, reader.at, limit=_LIMIT, wait=wait)
+        for stream, offset in self._offsets.items():
+            if stream not in self._ended and stream not in awaited:
+                wait = 0.8 * silence if offset >= 0 else 0  # first of all, where the end is
+                asked = self._facade.logs(
+                    self._job_id, stream, offset, limit=_LIMIT, wait=wait, text=True
+                )
                 awaited[stream] = asyncio.ensure_future(asked)
         return bool(awaited)
 
@@ -109,13 +110,14 @@ class Following:
             if not task.done():
                 continue
             del awaited[stream]
-            reader, page = self._readers[stream], task.result()
-            if page is None:  # the job was removed
-                reader.ended = True
-                continue
-            for words in reader.take(page):
-                told = Told(words.offset, words.next, words.text, words.skipped)
-                yield named(stream, told, self._place)
+            page = task.result()
+            if page is None or page.end:  # the job was removed, or that was all
+                self._ended.add(stream)
+            if page is not None:
+                self._offsets[stream] = page.next
+                if page.data or page.skipped:
+                    told = Told(page.offset, page.next, page.text, page.skipped)
+                    yield named(stream, told, self._place)
 
     async def _end(self, silence: float) -> End | None:
         """The end is stored a moment after the last byte."""

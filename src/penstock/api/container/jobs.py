@@ -26,10 +26,10 @@ from penstock.api.monitor import Closing
 from penstock.api.operation import Operation
 from penstock.api.problems import Refused
 from penstock.api.reply import Headers, Reply
-from penstock.api.selection import cursor, place_in
 from penstock.api.submit import header_key
 from penstock.core.errors import InvalidRequest, TooLarge, TooMany
 from penstock.lifecycles.container import ContainerJobState
+from penstock.ports.operations import cursor, position
 from penstock.workloads.container.job import ErrorCode, JobError, Rejected
 from penstock.workloads.container.protocol.schema import JobBody
 
@@ -124,7 +124,7 @@ class Jobs:
             states=given.state,
             label=_label(given.label),
             image=given.image,
-            before=place_in(_ORDER, given.cursor),
+            before=position(_ORDER, int, given.cursor),
             limit=given.limit + 1,
         )
         found = await self._facade.find(query)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import asdict
 
-from penstock.api.container.characters import joined, words_of
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.following import ENDED, Following, place_of
 from penstock.api.container.views import Absent, Presenter, Wait, absent, answer, patience
 from penstock.api.operation import Operation
 from penstock.api.reply import EVENT_STREAM, NO_STORE, NOTHING, AnyReply, StreamReply
 from penstock.core.errors import InvalidRequest
-from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.job import Stream
 
 if TYPE_CHECKING:
@@ -116,110 +116,56 @@ class LogReading:
     # -- pages --------------------------------------------------------------------
 
     async def _page(self, call: Call, job_id: str, query: LogQuery) -> AnyReply:
-        if query.wait > 0:
-            with call.waiting():
-                await self._something(job_id, query)
         if query.stream is None:
-            return await self._both(job_id, query)
-        piece = await self._piece(job_id, query, query.stream)
+            if query.wait > 0:
+                with call.waiting():
+                    await self._something(job_id, query)
+            pieces = [await self._piece(job_id, query, stream) for stream in Stream]
+            if None in pieces:
+                return absent(job_id)
+            stdout, stderr = cast("list[Piece]", pieces)
+            end = stdout.end and stderr.end
+            return answer(Logs(job_id=job_id, stdout=stdout, stderr=stderr, end=end))
+        with call.waiting() if query.wait > 0 else nullcontext():
+            piece = await self._piece(job_id, query, query.stream, patience(query.wait))
         if piece is None:
             return absent(job_id)
-        return answer(
-            Logs(
-                job_id=job_id,
-                stream=query.stream,
-                offset=piece.offset,
-                next=piece.next,
-                skipped=piece.skipped,
-                end=piece.end,
-                text=piece.text,
-                base64=piece.base64,
-            )
-        )
-
-    async def _both(self, job_id: str, query: LogQuery) -> AnyReply:
-        stdout = await self._piece(job_id, query, Stream.STDOUT)
-        stderr = await self._piece(job_id, query, Stream.STDERR)
-        if stdout is None or stderr is None:
-            return absent(job_id)
-        end = stdout.end and stderr.end
-        return answer(Logs(job_id=job_id, stdout=stdout, stderr=stderr, end=end))
+        return answer(Logs(job_id=job_id, stream=query.stream, **asdict(piece)))
 
     async def _something(self, job_id: str, query: LogQuery) -> None:
-        """Until one of the streams has something that can be told, or the time is over."""
-        streams = list(Stream) if query.stream is None else [query.stream]
-        deadline = asyncio.get_running_loop().time() + patience(query.wait)
+        """Until one of the streams has something, or both are at their end, or the time is over."""
+        seconds = patience(query.wait)
         waits = {
-            asyncio.ensure_future(self._more(job_id, stream, query, deadline)) for stream in streams
+            asyncio.ensure_future(self._piece(job_id, query, stream, seconds)) for stream in Stream
         }
         try:
             while waits:
                 ready, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if any(one.result() for one in ready):
+                found = [one.result() for one in ready]
+                if any(piece is None or piece.text or piece.base64 for piece in found):
                     return
         finally:
             for one in waits:
                 one.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _more(self, job_id: str, stream: Stream, query: LogQuery, deadline: float) -> bool:
-        """Whether there is something; the beginning of a character alone is nothing.
-
-        A stream that is at its end has nothing, so that the other one is waited for.
-        """
-        page = await self._facade.logs(job_id, stream, query.offset_of(stream), limit=query.limit)
-        while page is not None and not self._can_tell(page, query.encoding):
-            left = deadline - asyncio.get_running_loop().time()
-            if page.end or left <= 0:
-                return page.end and query.stream is not None
-            following = await self._facade.logs(
-                job_id, stream, page.next, limit=query.limit, wait=left
-            )
-            if following is None or following.skipped:
-                return True
-            if not (following.data or following.end):
-                return False  # the time is over, or the worker stops
-            page = joined(page, following)
-        return True
-
-    def _can_tell(self, page: LogPage, encoding: Encoding) -> bool:
-        if encoding is Encoding.BASE64:
-            return bool(page.data)
-        return bool(words_of(page, final=False).text)
-
-    async def _piece(self, job_id: str, query: LogQuery, stream: Stream) -> Piece | None:
-        offset = query.offset_of(stream)
-        page = await self._facade.logs(job_id, stream, offset, limit=query.limit)
+    async def _piece(
+        self, job_id: str, query: LogQuery, stream: Stream, wait: float = 0
+    ) -> Piece | None:
+        is_text = query.encoding is Encoding.TEXT
+        page = await self._facade.logs(
+            job_id, stream, query.offset_of(stream), limit=query.limit, wait=wait, text=is_text
+        )
         if page is None:
             return None
-        if query.encoding is Encoding.BASE64:
-            return Piece(
-                offset=page.offset,
-                next=page.next,
-                skipped=page.skipped,
-                end=page.end,
-                base64=b64encode(page.data).decode("ascii"),
-            )
-        ragged = offset < 0 and page.offset > 0
-        words = words_of(page, ragged=ragged)
-        if words.held and not words.text:
-            page, final = await self._completed(job_id, page)
-            words = words_of(page, ragged=ragged, final=final)
         return Piece(
-            offset=words.offset,
-            next=words.next,
-            skipped=words.skipped,
-            end=page.end and not words.held,
-            text=words.text,
+            offset=page.offset,
+            next=page.next,
+            skipped=page.skipped,
+            end=page.end,
+            text=page.text if is_text else UNSET,
+            base64=UNSET if is_text else b64encode(page.data).decode("ascii"),
         )
-
-    async def _completed(self, job_id: str, page: LogPage) -> tuple[LogPage, bool]:
-        """A page of which only the beginning of a character is here, with the bytes after it;
-        and whether its rest can never come."""
-        following = await self._facade.logs(job_id, page.stream, page.next, limit=4)
-        if following is None or following.skipped:
-            return page, True
-        return joined(page, following), False
 
     # -- as it is -----------------------------------------------------------------
 

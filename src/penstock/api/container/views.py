@@ -23,17 +23,13 @@ MAX_WAIT = 300.0
 """Seconds that a request waits at most; to wait longer, ask again."""
 Wait = Annotated[float, Meta(ge=0, le=86_400)]
 
-HEALTH_KEYS = (
-    *("status", "uptime_seconds", "load_average", "running_jobs", "max_concurrent_jobs"),
-    *("temperature_c", "health_protocol_version", "timestamp_unix_ms", "cpu_threads"),
-    *("dedicated_reserved_cpu_ids", "dedicated_reserved_count", "memory_total_mb"),
-    *("memory_available_mb", "jobs_path", "jobs_disk_total_mb", "jobs_disk_available_mb"),
-    *("docker_root_dir", "docker_disk_total_mb", "docker_disk_available_mb"),
-)
-INFO_KEYS = (
-    *("worker_id", "hostname", "os", "os_architecture", "protocol_version", "cpu_model"),
-    *("cpu_cores", "cpu_threads", "memory_mb", "labels"),
-)
+LAST_KEYS = {
+    "WorkerInfo": "labels",
+    "WorkerHealth": "docker_disk_available_mb",
+    "JobRecord": "error",
+    "JobSummary": "error",
+}
+"""Up to where the keys of an answer are the protocol's."""
 
 ENDS: dict[str, ErrorCode] = {
     ErrorCode.OOM_KILLED: ErrorCode.NON_ZERO_EXIT,
@@ -104,7 +100,7 @@ class Deleted(Struct, frozen=True):
 
 
 class ProtocolSummary(Struct, frozen=True, kw_only=True):
-    """A job without its output."""
+    """What every answer about a job begins with. Times are ISO 8601, UTC."""
 
     job_id: str
     state: ContainerJobState
@@ -116,15 +112,6 @@ class ProtocolSummary(Struct, frozen=True, kw_only=True):
     a command that can't be run or found, 137 for a memory kill; null after a timeout or cancel."""
 
 
-class ProtocolRecord(ProtocolSummary, frozen=True, kw_only=True):
-    """A job, with the protocol's own keys. Times are ISO 8601, UTC."""
-
-    stdout: str
-    """The start and the end of it, once the job has ended; before, see `/jobs/{job_id}/logs`."""
-    stderr: str
-    error: JobError | None
-
-
 class ArtifactView(Struct, frozen=True):
     """A file that a job left."""
 
@@ -133,9 +120,13 @@ class ArtifactView(Struct, frozen=True):
     sha256: str
 
 
-class JobRecord(ProtocolRecord, frozen=True, kw_only=True):
+class JobRecord(ProtocolSummary, frozen=True, kw_only=True):
     """A job. Everything after `error` is more than the protocol has. Times are ISO 8601, UTC."""
 
+    stdout: str
+    """The start and the end of it, once the job has ended; before, see `/jobs/{job_id}/logs`."""
+    stderr: str
+    error: JobError | None
     priority: Priority
     labels: dict[str, str]
     image: str
@@ -168,10 +159,6 @@ class JobSummary(ProtocolSummary, frozen=True, kw_only=True):
     usage: Usage
 
 
-class ProtocolPageEntry(ProtocolSummary, frozen=True, kw_only=True):
-    error: JobError | None
-
-
 class JobPage(Struct, frozen=True):
     jobs: list[JobSummary]
     next: str | None
@@ -199,23 +186,14 @@ class Presenter:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
 
-    async def record(self, facade: ContainerFacade, record: ContainerRecord) -> ProtocolRecord:
-        result = record.result
-        facts = self._facts(record) | {
-            "stdout": result.stdout if result is not None else "",
-            "stderr": (result.stderr if result is not None else "") + _marker(record),
-        }
-        if self.strict:
-            return ProtocolRecord(**facts)
-        stdout, stderr = map(record.count, Stream)
-        return JobRecord(
-            **facts,
-            priority=record.priority,
-            labels=record.labels,
-            image=record.image,
+    async def record(self, facade: ContainerFacade, record: ContainerRecord) -> Any:
+        result, (stdout, stderr) = record.result, map(record.count, Stream)
+        told = JobRecord(
+            **self._facts(record),
+            stdout=result.stdout if result is not None else "",
+            stderr=(result.stderr if result is not None else "") + _marker(record),
             image_id=result.image_id if result is not None else "",
-            waiting_for=await facade.waits_for(record),
-            usage=result.usage if result is not None else Usage(),
+            waiting_for="" if self.strict else await facade.waits_for(record),
             stdout_bytes=stdout.bytes,
             stdout_truncated=stdout.truncated,
             stdout_gap=stdout.gap,
@@ -225,18 +203,10 @@ class Presenter:
             artifacts=views_of(record.artifacts),
             skipped=result.skipped if result is not None else (),
         )
+        return self.chosen(told)
 
-    def summary(self, record: ContainerRecord) -> ProtocolSummary:
-        facts = self._facts(record)
-        if self.strict:
-            return ProtocolPageEntry(**facts)
-        return JobSummary(
-            **facts,
-            priority=record.priority,
-            labels=record.labels,
-            image=record.image,
-            usage=record.result.usage if record.result is not None else Usage(),
-        )
+    def summary(self, record: ContainerRecord) -> Any:
+        return self.chosen(JobSummary(**self._facts(record)))
 
     def _facts(self, record: ContainerRecord) -> dict[str, Any]:
         exit_code, error = self.end(record)
@@ -249,6 +219,10 @@ class Presenter:
             "finished_at": moment(job.finished_at),
             "exit_code": exit_code,
             "error": error,
+            "priority": record.priority,
+            "labels": record.labels,
+            "image": record.image,
+            "usage": record.result.usage if record.result is not None else Usage(),
         }
 
     def end(self, record: ContainerRecord) -> tuple[int | None, JobError | None]:
@@ -276,9 +250,13 @@ class Presenter:
         except (TypeError, ValueError, OverflowError):  # an id that JSON can't even repeat
             return answer(Refusal(False, None, ContainerJobState.REJECTED, error), status, headers)
 
-    def chosen(self, told: Struct, keys: tuple[str, ...]) -> Struct | dict[str, Any]:
+    def chosen(self, told: Struct) -> Struct | dict[str, Any]:
         """All of it, or the protocol's keys."""
-        return {key: getattr(told, key) for key in keys} if self.strict else told
+        if not self.strict:
+            return told
+        keys = told.__struct_fields__
+        last = keys.index(LAST_KEYS[type(told).__name__])
+        return {key: getattr(told, key) for key in keys[: last + 1]}
 
     def problems(self) -> ProblemReply:
         """Errors as JSON: never a page, never a trace."""
@@ -290,7 +268,7 @@ class Presenter:
             code = ErrorCode.INVALID_FIELD if found.status == 422 else found.code
             if isinstance(error, EngineUnavailable):  # here an engine is one that runs containers
                 code = Unavailable.code
-            hint = found.hint.replace("http_hosts", "hosts")
+            hint = found.hint.replace("http.allowed_hosts", "hosts")
             told = Problem(code, found.detail, found.field, hint)
             if self.strict:
                 told = Problem(code, found.detail)

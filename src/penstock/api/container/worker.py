@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from penstock.api.container.facade import ContainerFacade, WorkerHealth, WorkerInfo
-from penstock.api.container.views import HEALTH_KEYS, INFO_KEYS, Presenter, answer
+from penstock.api.container.views import Presenter, answer
 from penstock.api.operation import ANY, PUBLIC, Operation
 from penstock.api.reply import NO_STORE, Reply
 
@@ -31,13 +31,13 @@ class AboutWorker:
         self._facade, self._presenter = facade, presenter
 
     async def get_info(self, call: Call) -> Reply:
-        return answer(self._presenter.chosen(await self._facade.info(), INFO_KEYS))
+        return answer(self._presenter.chosen(await self._facade.info()))
 
     async def get_health(self, call: Call) -> Reply:
         strict = call.query(HealthQuery).strict
         health = await self._facade.health()
         status = 503 if strict and health.status != "ok" else 200
-        return answer(self._presenter.chosen(health, HEALTH_KEYS), status)
+        return answer(self._presenter.chosen(health), status)
 
     async def drain(self, call: Call) -> Reply:
         self._facade.drain(True)

@@ -2,7 +2,7 @@
 
 A request is checked, submitted as one job with the topic of its model, and answered when that job
 has ended, or piece by piece while it runs. Nothing here computes or decides who may: the EngineApi
-does, as for every other door.
+does, as for every other API.
 """
 
 from __future__ import annotations

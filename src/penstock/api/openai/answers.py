@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from penstock.api.openai.requests import ChatBody, CompletionBody, EmbeddingBody
@@ -213,6 +214,14 @@ def _chat_choice(body: ChatBody, index: int, choice: Choice) -> ChatChoice:
 
 def tool_calls_of(body: ChatBody, choice: Choice) -> tuple[ToolCall, ...]:
     return choice.tool_calls[:1] if body.parallel_tool_calls is False else choice.tool_calls
+
+
+def arguments_of(call: ToolCall) -> Any:
+    """As values, where an API has no JSON text for them."""
+    try:
+        return msgspec.json.decode(call.function.arguments or "{}")
+    except msgspec.DecodeError:  # cut off at its limit
+        return {}
 
 
 def chat_logprobs(tokens: tuple[TokenLogprob, ...] | None) -> ChatLogprobs:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, Struct
 
 from penstock.api.openai.errors import OpenAiOperation
+from penstock.api.openai.files import Page
 from penstock.api.reply import Reply, json_reply
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.llm.batches import Batch, BatchError, BatchStoreQuery, RequestCounts
+from penstock.workloads.llm.batches import Batch, BatchError, PageQuery, RequestCounts
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -73,12 +74,8 @@ def _second(at: float | None) -> int | None:
     return None if at is None else int(at)
 
 
-class BatchList(Struct, frozen=True, kw_only=True):
-    object: Literal["list"] = "list"
+class BatchList(Page, frozen=True, kw_only=True):
     data: tuple[BatchObject, ...]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class Lifetime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,11 +118,8 @@ async def create_batch(call: Call) -> Reply:
 
 async def list_batches(call: Call) -> Reply:
     query = call.query(BatchQuery)
-    found = await call.api.batches.list(BatchStoreQuery(after=query.after, limit=query.limit + 1))
-    data = tuple(map(BatchObject.of, found[: query.limit]))
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    more = len(found) > query.limit
-    return json_reply(BatchList(data=data, first_id=first, last_id=last, has_more=more))
+    found = await call.api.batches.list(PageQuery(after=query.after, limit=query.limit + 1))
+    return json_reply(BatchList.of([*map(BatchObject.of, found)], query.limit))
 
 
 async def get_batch(call: Call) -> Reply:

@@ -3,6 +3,7 @@ model, and how its answer is written, whole and in parts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from penstock.api.call import Call
 
 WARNING = b"x-penstock-warning"
+_MOST_VECTORS = 16
+"""More are written in a thread: a thousand long ones take a second."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
@@ -119,8 +122,15 @@ async def answer(call: Call, endpoint: Endpoint, parsed: Parsed) -> AnyReply:
             result = await job.answer(endpoint.result)
     finally:
         await job.leave()
-    written = encode(endpoint.whole(body, job.origin, result))
+    if isinstance(result, EmbeddingResult) and len(result.vectors) > _MOST_VECTORS:
+        written = await asyncio.to_thread(_written, endpoint, body, job, result)
+    else:
+        written = _written(endpoint, body, job, result)
     return Reply(written, 200, (*JSON_HEADERS, *headers))
+
+
+def _written(endpoint: Endpoint, body: Any, job: ModelJob, result: Any) -> bytes:
+    return encode(endpoint.whole(body, job.origin, result))
 
 
 async def _in_parts(

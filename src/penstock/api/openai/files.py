@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from penstock.api.openai.errors import OpenAiOperation
 from penstock.api.openai.form import FORM, Form, read_form
-from penstock.api.ranges import Part, part_of
-from penstock.api.reply import AnyReply, Headers, Reply, StreamReply, json_reply
-from penstock.core.errors import InvalidRequest, NotFound
+from penstock.api.ranges import download
+from penstock.api.reply import AnyReply, Reply, json_reply
+from penstock.core.errors import InvalidRequest
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.llm.batches import BatchStoreQuery, StoredFile
+from penstock.workloads.llm.batches import FileUpload, PageQuery, StoredFile
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
-_PART = 256 << 10
 _LINES = "application/jsonl"
 CREATED = "created_at"
 """What a lifetime counts from; OpenAI has no other word."""
@@ -46,12 +46,23 @@ class FileObject(Struct, frozen=True, kw_only=True):
         )
 
 
-class FileList(Struct, frozen=True, kw_only=True):
+class Page(Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
-    data: tuple[FileObject, ...]
+    data: tuple[Any, ...]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+    @classmethod
+    def of(cls, found: Sequence[Any], limit: int) -> Self:
+        """The first of what was found; there are more if more were found."""
+        data = tuple(found[:limit])
+        first, last = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(data=data, first_id=first, last_id=last, has_more=len(found) > limit)
+
+
+class FileList(Page, frozen=True, kw_only=True):
+    data: tuple[FileObject, ...]
 
 
 class FileDeleted(Struct, frozen=True, kw_only=True):
@@ -80,21 +91,19 @@ class FileQuery(Struct, frozen=True):
 
 
 async def create_file(call: Call) -> Reply:
-    batches = call.api.batches
-    upload = await batches.begin_upload()
+    upload = FileUpload(call.api.batches)
     try:
-        form = await read_form(call, lambda data: batches.write_upload(upload, data))
+        form = await read_form(call, upload.write)
         if form.filename is None:
             raise InvalidRequest("file", "is missing", hint="it is required")
-        file = await batches.keep_upload(
-            upload,
+        file = await upload.keep(
             form.filename,
             form.field("purpose"),
             tenant=call.tenant(),
             expires_after=_lifetime(form),
         )
     finally:
-        await batches.drop_upload(upload)
+        await upload.drop()
     return json_reply(FileObject.of(file))
 
 
@@ -106,7 +115,7 @@ def _lifetime(form: Form) -> int | None:
     if anchor != CREATED:
         raise InvalidRequest("expires_after.anchor", f"must be {CREATED}")
     if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
-        raise InvalidRequest("expires_after.seconds", "is no number of seconds")
+        raise InvalidRequest("expires_after.seconds", "is not a number of seconds")
     return int(seconds)
 
 
@@ -114,17 +123,14 @@ async def list_files(call: Call) -> Reply:
     query = call.query(FileQuery)
     limit = query.limit
     found = await call.api.batches.files(
-        BatchStoreQuery(
+        PageQuery(
             purpose=query.purpose,
             after=query.after,
             limit=limit + 1,
             oldest_first=query.order == "asc",
         )
     )
-    data = tuple(map(FileObject.of, found[:limit]))
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    more = len(found) > limit
-    return json_reply(FileList(data=data, first_id=first, last_id=last, has_more=more))
+    return json_reply(FileList.of([*map(FileObject.of, found)], limit))
 
 
 async def get_file(call: Call) -> Reply:
@@ -134,30 +140,8 @@ async def get_file(call: Call) -> Reply:
 async def get_file_content(call: Call) -> AnyReply:
     file = await call.api.batches.file(call.params["file_id"])
     etag = b'"%b-%d"' % (file.id.encode(), int(file.created_at * 1e6))
-    part = part_of(call.headers, file.bytes, etag)
-    headers: Headers = (
-        (b"content-type", _LINES.encode()),
-        (b"content-disposition", b"attachment"),
-        (b"accept-ranges", b"bytes"),
-        (b"cache-control", b"private, no-cache"),
-        (b"etag", etag),
-        *part.headers,
-    )
-    length = () if part.status == 304 else ((b"content-length", b"%d" % part.length),)
-    if call.scope["method"] == "HEAD":
-        part = Part(part.status, 0, 0)
-    content = _read(call, file.id, part)
-    return StreamReply(content, (*headers, *length), part.status, length=part.length)
-
-
-async def _read(call: Call, file_id: str, part: Part) -> AsyncGenerator[bytes, None]:
-    at, end = part.start, part.start + part.length
-    while at < end:
-        piece = await call.api.batches.read_file(file_id, at, min(_PART, end - at))
-        if not piece:
-            raise NotFound("the file was deleted while it was read")
-        at += len(piece)
-        yield piece
+    headers = ((b"content-type", _LINES.encode()), (b"content-disposition", b"attachment"))
+    return download(call, file.bytes, etag, headers, partial(call.api.batches.read_file, file.id))
 
 
 async def delete_file(call: Call) -> Reply:
@@ -178,7 +162,7 @@ OPERATIONS = (
         answer=FileObject,
         refusals=(404,),
         summary="Upload a file for a batch",
-        description="Of any size up to the setting `max_file`; it is written as it comes.",
+        description="Of any size up to the setting `openai.max_file`; it is written as it comes.",
     ),
     OpenAiOperation(
         "GET",

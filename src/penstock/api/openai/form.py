@@ -73,7 +73,7 @@ class Form:
         if self._is_file and self._name != "file":
             raise InvalidRequest(self._name[:100], "is a file", hint="the field 'file' is for that")
         if self._name == "file" and not self._is_file:
-            raise InvalidRequest("file", "is no file", hint="give the part a filename")
+            raise InvalidRequest("file", "is not a file", hint="give the part a filename")
         if self._is_file:
             if self.filename is not None:
                 raise InvalidRequest("file", "is given twice", hint="upload one file at a time")
@@ -138,7 +138,7 @@ def _boundary(call: Call) -> bytes:
 
     kind, options = parse_options_header(call.header(b"content-type"))
     if kind.lower() != FORM.encode():
-        raise Refused(415, "WRONG_TYPE", "the body is no form", hint=f"say Content-Type: {FORM}")
+        raise Refused(415, "WRONG_TYPE", "the body is not a form", hint=f"say Content-Type: {FORM}")
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 200:
         raise malformed("the Content-Type names no boundary")

@@ -1,4 +1,4 @@
-"""Images that a request names by URL: fetched below the setting `image_sources`, and sent to the
+"""Images that a request names by URL: fetched below `openai.image_sources`, and sent to the
 model as `data:` URIs."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import aiohttp
 from msgspec.structs import replace
 from yarl import URL
 
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import InvalidRequest, TooLarge
 from penstock.workloads.llm.values import ChatRequest, ImagePart, ImageUrl, LlmRequest
 
 if TYPE_CHECKING:
@@ -37,12 +37,13 @@ async def with_images(call: Call, request: LlmRequest) -> LlmRequest:
         for number, index, url in found
     ]
     timeout = aiohttp.ClientTimeout(total=_PATIENCE)
-    messages = list(request.messages)
+    messages, left = list(request.messages), call.services.options.max_upload
     with call.attending():
         async with aiohttp.ClientSession(timeout=timeout) as session:
             for number, index, url in images:
                 parts = list(messages[number].content or ())
-                data = await _fetched(session, _place(number, index), url)
+                data = await _fetched(session, _place(number, index), url, left)
+                left -= len(data)
                 parts[index] = ImagePart(ImageUrl(data))
                 messages[number] = replace(messages[number], content=tuple(parts))
     return replace(request, messages=tuple(messages))
@@ -86,11 +87,12 @@ def _allowed(where: str, url: str, sources: tuple[str, ...]) -> str:
     raise InvalidRequest(
         where,
         "is not below an allowed source",
-        hint="send the image as a data: URI, or add its source to the setting image_sources",
+        hint="send the image as a data: URI, or add its source to the setting openai.image_sources",
     )
 
 
-async def _fetched(session: aiohttp.ClientSession, where: str, url: str) -> str:
+async def _fetched(session: aiohttp.ClientSession, where: str, url: str, left: int) -> str:
+    """The image as a data: URI; all images of a request have at most `left` characters more."""
     try:
         async with session.get(url, allow_redirects=False) as response:
             kind = response.content_type
@@ -103,6 +105,8 @@ async def _fetched(session: aiohttp.ClientSession, where: str, url: str) -> str:
                 data += chunk
                 if len(data) > _LARGEST:
                     raise InvalidRequest(where, f"is larger than {_LARGEST >> 20} MiB")
+                if len(data) * 4 > left * 3:  # base64
+                    raise TooLarge(where, "the images of this request are too large together")
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         why = str(error) or type(error).__name__
         raise InvalidRequest(where, f"can't be fetched: {why[:200]}") from None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from penstock.api.openai.answers import JobOrigin
+from penstock.api.openai.answers import JobOrigin, arguments_of
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.errors import tell
 from penstock.api.openai.requests import (
@@ -18,10 +18,11 @@ from penstock.api.openai.requests import (
     ImageAddress,
     ImageBody,
     Tool,
-    ToolDescription,
     ToolName,
     ToolWanted,
     chat_of,
+    content_of,
+    tool_of,
     unsupported,
 )
 from penstock.api.reply import EVENT_STREAM, JSON_HEADERS, Reply, encode
@@ -148,10 +149,8 @@ def _turns(where: str, turn: MessageTurn) -> list[ChatTurn]:
                 raise unsupported(f"{place}.type", f"{str(other)[:40]!r} is not known here")
     found = list(results)
     if parts or calls or not results:
-        content: Any = tuple(parts)
-        if all(isinstance(part, TextPart) for part in parts):
-            content = "".join(part.text for part in parts if isinstance(part, TextPart))
-        found.append(ChatTurn(role=turn.role, content=content, tool_calls=tuple(calls) or None))
+        said, asked = content_of(parts), tuple(calls) or None
+        found.append(ChatTurn(role=turn.role, content=said, tool_calls=asked))
     return found
 
 
@@ -175,10 +174,7 @@ def _tools(given: tuple[dict[str, Any], ...] | None) -> tuple[Tool, ...] | None:
             "description": tool.get("description"),
             "parameters": tool.get("input_schema"),
         }
-        try:
-            tools.append(Tool("function", msgspec.convert(fields, ToolDescription)))
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"tools[{index}]", str(error)) from None
+        tools.append(tool_of(f"tools[{index}]", fields))
     return tuple(tools) or None
 
 
@@ -242,16 +238,9 @@ def _blocks(choice: Choice) -> list[dict[str, Any]]:
         blocks.append({"type": "text", "text": choice.text})
     for call in choice.tool_calls:
         function = call.function
-        given = {"id": call.id, "name": function.name, "input": _arguments(function.arguments)}
+        given = {"id": call.id, "name": function.name, "input": arguments_of(call)}
         blocks.append({"type": "tool_use", **given})
     return blocks
-
-
-def _arguments(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:  # cut off at its limit
-        return {}
 
 
 class MessageStream:

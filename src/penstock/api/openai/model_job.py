@@ -92,7 +92,7 @@ class ModelJob:
         """Nobody waits any more: what has not ended, ends."""
         if not (self._job.is_final or self._kept):
             self._kept = True  # once is enough
-            reason = "nobody waits for the answer any more"
+            reason = "the client disconnected"
             await self._api.cancel(self._job.job_id, reason=reason, timeout=0.0)
 
 
@@ -105,11 +105,14 @@ async def result_of(api: EngineApi, job: Job, kind: type[R]) -> R:
         raise Unanswered(job, "previous_response_id")
     if not pointer:
         raise _odd(job)
-    payload = decode_data(pointer) if pointer.startswith("data:") else await api.get_blob(pointer)
     try:
-        return decoder(kind).decode(payload)
+        return decoder(kind).decode(await payload_of(api, pointer))
     except msgspec.DecodeError:
         raise _odd(job) from None
+
+
+async def payload_of(api: EngineApi, pointer: str) -> bytes:
+    return decode_data(pointer) if pointer.startswith("data:") else await api.get_blob(pointer)
 
 
 def _odd(job: Job) -> Unavailable:

@@ -3,13 +3,13 @@
 A field of the core that would change the answer and can't be honoured is refused by name. A
 field that is no part of the core is passed on if it is an option of the engine (a field of
 `Sampling`, or an alias). Any other is ignored, and the answer's header `x-penstock-warning` names
-it; the setting `openai_strict` refuses it instead. `null` is as good as leaving a field out.
+it; the setting `openai.strict` refuses it instead. `null` is as good as leaving a field out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -153,7 +153,7 @@ class ToolWanted(Struct, frozen=True):
 
 class ImageAddress(Struct, frozen=True):
     url: str
-    """A `data:` URI, or an `https:` URL below one of the setting `image_sources`."""
+    """A `data:` URI, or an `https:` URL below one of the setting `openai.image_sources`."""
     detail: str | None = None
     """Ignored."""
 
@@ -318,7 +318,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def refuse_ignored(kind: type[Struct], parsed: Parsed) -> None:
-    """For `openai_strict`. Raises InvalidRequest."""
+    """For `openai.strict`. Raises InvalidRequest."""
     for name in parsed.ignored:
         raise unknown_field(name, name, [*fields_of(kind), *sorted(OPTIONS)])
 
@@ -457,6 +457,19 @@ def _parts(
     return tuple(found)
 
 
+def content_of(parts: Sequence[TextPart | ImageBody]) -> str | tuple[TextPart | ImageBody, ...]:
+    """One text, where there is nothing but text."""
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    return "".join(texts) if len(texts) == len(parts) else tuple(parts)
+
+
+def tool_of(where: str, fields: Mapping[str, Any]) -> Tool:
+    try:
+        return Tool("function", msgspec.convert(fields, ToolDescription))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(where, str(error)) from None
+
+
 def image_of(where: str, role: str, url: str) -> ImagePart:
     if role not in ("user", "tool"):
         raise InvalidRequest(where, "images are only for the role user")
@@ -564,6 +577,8 @@ def shape_of(
     shape: Format | None, grammar: str | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The schema or grammar that the answer follows. Raises InvalidRequest."""
+    if shape is None and grammar is None and not options:
+        return {}
     found: dict[str, tuple[str, Any]] = {}
     if isinstance(shape, JsonSchemaFormat):
         found["response_format"] = ("schema", shape.json_schema.schema)

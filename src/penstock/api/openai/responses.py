@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.errors import OpenAiOperation, Unanswered, tell
-from penstock.api.openai.model_job import result_of
+from penstock.api.openai.model_job import payload_of, result_of
 from penstock.api.openai.requests import (
     Asking,
     ChatBody,
@@ -30,17 +29,17 @@ from penstock.api.openai.requests import (
     Parsed,
     TextFormat,
     Tool,
-    ToolDescription,
     ToolName,
     ToolWanted,
     chat_of,
+    content_of,
+    tool_of,
     unsupported,
 )
 from penstock.api.openai.streams import COMMENT
 from penstock.api.reply import EVENT_STREAM, Reply, encode, json_reply
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.core.job import Job
-from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.workloads.llm.values import (
     ChatRequest,
@@ -130,7 +129,7 @@ async def with_history(call: Call, parsed: Parsed) -> Parsed:
     if previous is None:
         return parsed
     job = await _job(call, previous)
-    request = read_request(await _payload(call, job.request.context_ptr))
+    request = read_request(await payload_of(call.api, job.request.context_ptr))
     result = await result_of(call.api, job, LlmResult)
     if not isinstance(request, ChatRequest):
         raise _missing(previous)
@@ -153,12 +152,6 @@ async def _job(call: Call, response_id: str) -> Job:
 
 def _missing(response_id: str) -> NotFound:
     return NotFound(f"Response with id '{response_id[:120]}' not found.")
-
-
-async def _payload(call: Call, pointer: str) -> bytes:
-    if pointer.startswith("data:"):
-        return decode_data(pointer)
-    return await call.api.get_blob(pointer)
 
 
 def _message(choice: Choice) -> Message:
@@ -237,7 +230,7 @@ def _turn(where: str, item: dict[str, Any]) -> ChatTurn:
         return ChatTurn(role=role, content=content)
     if not isinstance(content, list):
         raise InvalidRequest(f"{where}.content", "must be text or a list of parts")
-    parts: list[Any] = []
+    parts: list[TextPart | ImageBody] = []
     for index, part in enumerate(content):
         place = f"{where}.content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
@@ -249,9 +242,7 @@ def _turn(where: str, item: dict[str, Any]) -> ChatTurn:
             parts.append(ImageBody(ImageAddress(str(part["image_url"]))))
         else:
             raise unsupported(f"{place}.type", f"{str(kind)[:40]!r} is not known here")
-    if all(isinstance(part, TextPart) for part in parts):
-        return ChatTurn(role=role, content="".join(part.text for part in parts))
-    return ChatTurn(role=role, content=tuple(parts))
+    return ChatTurn(role=role, content=content_of(parts))
 
 
 def _text(where: str, parts: Any) -> str:
@@ -267,10 +258,7 @@ def _tools(given: tuple[dict[str, Any], ...] | None) -> tuple[Tool, ...] | None:
             kind = str(tool.get("type"))[:40]
             raise unsupported(f"tools[{index}].type", f"{kind!r}: only functions can be called")
         fields = {name: tool.get(name) for name in ("name", "description", "parameters", "strict")}
-        try:
-            tools.append(Tool("function", msgspec.convert(fields, ToolDescription)))
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"tools[{index}]", str(error)) from None
+        tools.append(tool_of(f"tools[{index}]", fields))
     return tuple(tools) or None
 
 
@@ -490,8 +478,9 @@ class ResponseStream:
         if not self._open:
             out += self._begin_message()
         items = {_name(item): item for item in _items(self._origin, choice)}
-        ordered = [items[name] for name in self._open if name in items]
-        for index, (name, item) in enumerate(zip(self._open, ordered, strict=False)):
+        for index, name in enumerate(self._open):
+            if (item := items.get(name)) is None:
+                continue  # it was begun, and is not in the result
             if name == "message":
                 text = choice.text
                 out += self._event(
@@ -509,7 +498,8 @@ class ResponseStream:
                     arguments=item["arguments"],
                 )
             out += self._event("response.output_item.done", output_index=index, item=item)
-        response = replace(response_of(self._body, self._origin, result), output=ordered)
+        told = [items[name] for name in self._open if name in items]
+        response = replace(response_of(self._body, self._origin, result), output=told)
         return out + self._event(f"response.{response.status}", response=response)
 
     def fail(self, error: PenstockError) -> bytes:

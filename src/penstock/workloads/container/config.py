@@ -101,8 +101,8 @@ class InputRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_ratio: Annotated[float, Meta(ge=1)] = 200
     """How many times larger than itself an archive may become."""
     sources: tuple[str, ...] = ()
-    """URI prefixes below which a pointer may lead, as `s3://bucket/in`, for a worker that stands
-    alone; under an engine its own `sources` count."""
+    """URI prefixes below which a pointer may lead, as `s3://bucket/in`, for a standalone
+    worker; under an engine its `storage.sources` count."""
 
 
 class SandboxDefaults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,10 +237,10 @@ _LOOPBACK = ("127.", "::1", "localhost")
 
 def executor_config(settings: Settings) -> WorkerConfig | None:
     """What container jobs may do under an engine; None if it runs none."""
-    if not settings.containers:
+    if not settings.containers.engine:
         return None
-    flags = {"engine": settings.containers}
-    return placed(load_config(settings.container_config, {}, flags), settings)
+    flags = {"engine": settings.containers.engine}
+    return placed(load_config(settings.containers.config, {}, flags), settings)
 
 
 def placed(config: WorkerConfig, settings: Settings) -> WorkerConfig:

@@ -18,11 +18,9 @@ from penstock.workloads.container.job import ErrorCode, Stream, Usage
 from penstock.workloads.container.job import Mount as Mount
 
 OWNER_LABEL = "penstock.owner"
-"""Id of the worker that made the container; the worker keeps it in its folder."""
+"""Whose container it is: of a worker's folder, under one job engine."""
 JOB_LABEL = "penstock.job"
 """The job's id."""
-DEADLINE_LABEL = "penstock.deadline"
-"""Unix seconds after which no worker can still want the container."""
 IMAGE_LABEL = "penstock.image"
 """Id of the image that the container was made from."""
 

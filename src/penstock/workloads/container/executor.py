@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import replace
 
+from penstock import values
 from penstock.core.errors import InvalidRequest, Misconfigured, NotPermitted
 from penstock.core.job import TopicDefaults
 from penstock.core.verdict import Constraints
@@ -28,6 +29,7 @@ from penstock.lifecycles.container import ContainerJobState, canonical_end
 from penstock.ports.executor import (
     PAUSED,
     REATTACHABLE,
+    SCHEMA,
     CancelToken,
     Context,
     Environment,
@@ -49,7 +51,7 @@ from penstock.workloads.container.engine import (
 from penstock.workloads.container.engines.discovery import open_engine
 from penstock.workloads.container.files.artifacts import ArtifactCollector
 from penstock.workloads.container.files.output import Lines, Output, Pieces
-from penstock.workloads.container.host import STEP, ContainerHost, Started
+from penstock.workloads.container.host import STEP, ContainerHost, Started, engine_id
 from penstock.workloads.container.job import (
     OUTPUT_FOLDER,
     PROTOCOL_VERSION,
@@ -63,8 +65,9 @@ from penstock.workloads.container.job import (
 )
 from penstock.workloads.container.machine import Need, need_of
 from penstock.workloads.container.protocol.body import Unreadable, compact, encode, read_input
+from penstock.workloads.container.protocol.schema import JobBody
 from penstock.workloads.container.protocol.submission import check_job
-from penstock.workloads.container.timeouts import drop, to_its_end
+from penstock.workloads.container.timeouts import drop, in_thread_if, to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,9 @@ _FORBIDDEN = frozenset({"NOT_ALLOWED", "IMAGE_NOT_ALLOWED", "RUNTIME_NOT_SUPPORT
 _ROOM = 1.0
 """Seconds that a job waits here for memory and processors before it goes back to the queue."""
 _LARGE = 256 << 10
-"""Bytes of an input that is read in a thread."""
+"""Bytes of an input or an output that is read in a thread."""
+_LONGEST = 8
+"""Bytes of a character in JSON at most, with some to spare for the rest of the result."""
 _MIB = 1 << 20
 _STOPPED = "the worker was stopped while the job ran (on_restart: end)"
 BUILD_LOG = "build.log"
@@ -112,7 +117,7 @@ class ContainerExecutor:
             if self.host is None:
                 try:
                     engine = self._engine = self._engine or await open_engine(config)
-                    host = ContainerHost(engine, config, environment)
+                    host = ContainerHost(engine, config, environment, await engine_id(environment))
                     await host.open()
                 except EngineError as error:
                     raise Misconfigured(
@@ -155,10 +160,9 @@ class ContainerExecutor:
         if self._config is None:
             return _failure("UNKNOWN_TOPIC", "no containers are run here")
         try:
-            if len(task.payload) < _LARGE:
-                job, is_timed = self._read(task.payload, ctx.job_id)
-            else:
-                job, is_timed = await asyncio.to_thread(self._read, task.payload, ctx.job_id)
+            job, is_timed = await in_thread_if(
+                len(task.payload) > _LARGE, self._read, task.payload, ctx.job_id
+            )
             if not is_timed:
                 job = _timed(job, ctx, self._config)
             job = _constrained(replace(job, job_id=ctx.job_id), task.constraints)
@@ -169,16 +173,18 @@ class ContainerExecutor:
             return _failure("BAD_INPUT", str(wrong))
         except _NotEnforced as unmet:
             return _failure("CONSTRAINT_NOT_ENFORCED", str(unmet))
-        return await ContainerAttempt(await self._opened(ctx.environment), job, ctx).outcome()
+        host = await self._opened(ctx.environment)
+        return await ContainerAttempt(host, job, ctx, task.request.idempotent).outcome()
 
     def facts(self) -> Mapping[str, Any]:
-        """What the engine is told of this worker: lost jobs to which it can reattach, and why it
-        takes no others now."""
+        """What the engine is told of this worker: what a job takes, lost jobs to which it can
+        reattach, and why it takes no others now."""
         host = self.host
         if host is None:
             return {}
         obstacle = host.obstacle() or host.capacity.shortage
         return {
+            SCHEMA + TOPIC: _SCHEMA,
             REATTACHABLE: dict(host.reattachable),
             PAUSED: {TOPIC: obstacle} if obstacle else {},
         }
@@ -198,8 +204,10 @@ def make(app: Any, options: Mapping[str, Any]) -> ContainerExecutor:
 class ContainerAttempt:
     """One attempt of one container job."""
 
-    def __init__(self, host: ContainerHost, job: ContainerJob, ctx: Context) -> None:
-        self._host, self._job, self._ctx = host, job, ctx
+    def __init__(
+        self, host: ContainerHost, job: ContainerJob, ctx: Context, is_repeatable: bool
+    ) -> None:
+        self._host, self._job, self._ctx, self._is_repeatable = host, job, ctx, is_repeatable
         self._sandbox = host.folders.sandbox(job.job_id, self._check_pointer)
         self._stop = CancelToken()
         self._starting = False
@@ -222,9 +230,15 @@ class ContainerAttempt:
         need = need_of(self._job, host.config)
         if (small := host.capacity.too_small(need)) is not None:
             return _failure(ErrorCode.NOT_ALLOWED, f"{small[0]} {small[1]}")
-        if not host.folders.hold(job_id):
-            raise Interrupted("another worker on this machine has the job")
         try:
+            await host.enter(self._job)
+        except asyncio.CancelledError:
+            if ctx.ended_as is JobState.FAILED:
+                self._let_go(ctx.cancel.reason)
+            raise
+        try:
+            if not host.folders.hold(job_id):
+                raise Interrupted("another worker on this machine has the job")
             return await self._whole(need)
         except NotBegun:
             # The folder of a job that was interrupted stays: the next worker here gets it first.
@@ -250,8 +264,11 @@ class ContainerAttempt:
             if not self._starting:
                 raise asyncio.CancelledError
             self._stop.request(self._ctx.cancel.reason)
-        if found is None and started is not None:
+        if started is not None and found is None:
             return await self._gone()
+        if started is not None and not self._starting:
+            # It never was. Without its container, the next attempt must not take it for lost.
+            await self._ctx.checkpoint([Started().row()])
         await self._admit(need)
         result, output = await self._run(started, found)
         return await self._ended(result, output)
@@ -263,6 +280,8 @@ class ContainerAttempt:
             return None, None
         rows = [Started.of(row) async for row in ctx.steps(STEP)]
         started = next((row for row in rows if row.owner == host.owner), None)
+        if not self._is_repeatable and any(row.owner not in ("", host.owner) for row in rows):
+            raise Interrupted("its container was started elsewhere")
         return started, await host.find(ctx.job_id)
 
     async def _admit(self, need: Need) -> None:
@@ -284,11 +303,12 @@ class ContainerAttempt:
             at = started.at if started is not None else found.created
             work = host.runner.adopt(job, found, self._sandbox, output, self._stop, at)
         else:
-            if found is not None and not await host.runner.remove(job.job_id):
+            # A worker that died may have left one that was not started, or was made only in part.
+            if self._ctx.attempt > 1 and not await host.runner.remove(job.job_id):
                 raise Interrupted("a container that was made and not started can't be removed")
             output = Output(self._sandbox.logs, limit)
             work = host.runner.run(job, self._sandbox, output, self._stop, starts=self._checkpoint)
-        host.begin(job, output)
+        host.begin(job.job_id, output)
         lines = Lines(self._ctx.log, job.limits.max_output_bytes)
         output.listen(lines.hear)
         if job.attach:
@@ -302,7 +322,8 @@ class ContainerAttempt:
         """Say where the container is started, durably; it is started next."""
         self._starting = True
         host = self._host
-        started = Started(host.owner, host.runner.name_of(self._job.job_id), host.clock.now())
+        name = host.runner.name_of(self._job.job_id)
+        started = Started(host.owner, name, host.clock.now(), host.where)
         await self._ctx.checkpoint([started.row()])
         failpoint("container-job-named")
 
@@ -365,14 +386,16 @@ class ContainerAttempt:
     async def _outcome(self, result: ContainerResult, output: Output) -> Outcome:
         blobs, limits = self._host.blobs, self._job.limits
         most = limits.max_output_bytes
-        texts = await asyncio.to_thread(_texts, output, most)
-        if blobs is not None and sum(map(_json_size, texts)) > blobs.max_size * 3 // 4:
-            most = blobs.max_size // 16  # so that the result can be stored; artifacts have it all
-            texts = await asyncio.to_thread(_texts, output, most)
-        stdout, stderr = texts
+        stdout, stderr = await _texts(output, most)
+        if blobs is not None and len(stdout) + len(stderr) > blobs.max_size // _LONGEST:
+            size = sum(len(msgspec.json.encode(text)) for text in (stdout, stderr))
+            if size > blobs.max_size * 3 // 4:
+                most = blobs.max_size // 16  # so that it can be stored; artifacts have it all
+                stdout, stderr = await _texts(output, most)
         collector = ArtifactCollector(blobs, limits.max_artifact_bytes)
         try:
-            await collector.add_folder(self._sandbox.output)
+            if self._job.outputs:
+                await collector.add_folder(self._sandbox.output)
             if self._sandbox.build_log.exists():
                 await collector.add(BUILD_LOG, self._sandbox.build_log, "text/plain")
             await collector.add_log(Stream.STDOUT, stdout, output)
@@ -402,12 +425,11 @@ class ContainerAttempt:
         )
 
 
-def _texts(output: Output, most: int) -> list[str]:
-    return [output.text(stream, most) for stream in Stream]
-
-
-def _json_size(text: str) -> int:
-    return len(msgspec.json.encode(text))
+async def _texts(output: Output, most: int) -> list[str]:
+    size = sum(output.count(stream).kept for stream in Stream)
+    return await in_thread_if(
+        size > _LARGE, lambda: [output.text(stream, most) for stream in Stream]
+    )
 
 
 def _shown(count: StreamCount, most: int) -> StreamCount:
@@ -442,6 +464,19 @@ def _timed(job: ContainerJob, ctx: Context, config: WorkerConfig) -> ContainerJo
     """With no limit of its own, a container may run as long as its job may."""
     most = min(ctx.remaining(), config.max_limits.max_runtime_seconds)
     return replace(job, limits=replace(job.limits, max_runtime_seconds=max(most, 0.001)))
+
+
+def _schema() -> dict[str, Any]:
+    """The job as the protocol has it, without what `completed` fills in."""
+    schema = values.json_schema(JobBody)
+    schema["required"] = ["runtime"]
+    for name in ("protocol_version", "job_id"):
+        del schema["properties"][name]
+    schema["$defs"]["RuntimeBody"]["required"].remove("mode")
+    return {"description": "Runs a command in a container.", "input": schema}
+
+
+_SCHEMA = _schema()
 
 
 class _NotEnforced(Exception):

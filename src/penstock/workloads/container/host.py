@@ -2,13 +2,15 @@
 
 `ContainerHost` knows which jobs run in this process, what earlier processes left (folders and
 containers, by the owner's label), whether the engine answers, and how much room there is. Several
-processes may share one engine and one folder: the lock of a job's folder says whose it is.
+processes may share one engine and one folder: the lock of a job's folder says whose it is. What
+workers of different job engines keep in one folder is apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -16,11 +18,11 @@ from msgspec import Struct
 
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.ledger import Step
-from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.canonical import HELD
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.executor import Environment
-from penstock.ports.store import StepQuery
+from penstock.ports.store import JobQuery, StepQuery
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
     JOB_LABEL,
@@ -34,7 +36,7 @@ from penstock.workloads.container.engine import (
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import JobFolders, owner_of
 from penstock.workloads.container.images import PulledImages
-from penstock.workloads.container.job import ContainerJob
+from penstock.workloads.container.job import TOPIC, ContainerJob
 from penstock.workloads.container.machine import Capacity, Machine, disk_of
 from penstock.workloads.container.runner import Runner
 from penstock.workloads.container.timeouts import Late, done_within, drop, set_within, within
@@ -45,6 +47,9 @@ log = logging.getLogger(__name__)
 
 STEP = "container"
 """The name of the row by which a job says where its container was started."""
+_STARTED = StepQuery(name=STEP, limit=1)
+_MANY = 1000
+"""Jobs that run on all machines, of which those that were lost are looked for."""
 _WATCH = 5.0
 """Seconds between two looks at the engine."""
 _ANSWER = 10.0
@@ -62,33 +67,54 @@ _LAST = 5.0
 
 
 class Started(Struct, frozen=True):
-    """Where and when a job's container was started, as it was checkpointed."""
+    """Where and when a job's container was started, as it was checkpointed. Without an owner, none
+    was: what an earlier attempt said is withdrawn."""
 
-    owner: str
-    name: str
-    at: float
+    owner: str = ""
+    name: str = ""
+    at: float = 0.0
+    engine: str = ""
+    """The socket or program of the container engine."""
 
     def row(self) -> Step:
-        return Step(STEP, 0, key=self.owner, output=self.name, at=self.at)
+        return Step(STEP, 0, key=self.owner, output=self.name, at=self.at, info=self.engine)
 
     @classmethod
     def of(cls, row: Step) -> Started:
-        return cls(row.key, row.output, row.at)
+        return cls(row.key, row.output, row.at, row.info)
+
+
+_ENGINE_ID = "containers/engine-id"
+
+
+async def engine_id(environment: Environment | None) -> str:
+    """The id of the job engine, made once: its workers' containers are told from others' by it."""
+    if environment is None:
+        return "none"
+    while (known := await environment.state.read(_ENGINE_ID)) is None:
+        await environment.state.replace(_ENGINE_ID, None, secrets.token_hex(8).encode())
+    return known.decode()
 
 
 class ContainerHost:
     """Made once for a process; `open` before the first job, `close` after the last."""
 
     def __init__(
-        self, engine: ContainerEngine, config: WorkerConfig, environment: Environment | None
+        self,
+        engine: ContainerEngine,
+        config: WorkerConfig,
+        environment: Environment | None,
+        engine_id: str = "none",
     ) -> None:
         self.config = config
         self.clock: Clock = SystemClock() if environment is None else environment.clock
         self.blobs = None if environment is None else environment.blobs
         self._api: EngineApi | None = None if environment is None else environment.api
+        self._worker_id = "" if environment is None else environment.worker_id
         self.machine = machine = Machine()
-        self.owner = owner_of(config.jobs_dir)
-        self.folders = JobFolders(config.jobs_dir / "jobs", config.inputs, self.blobs)
+        self.owner = f"{owner_of(config.jobs_dir)}-{engine_id}"
+        jobs = config.jobs_dir / "jobs"
+        self.folders = JobFolders(jobs, config.inputs, self.blobs, owner=self.owner)
         self.capacity = Capacity(config, machine.memory().total_mb, self.clock)
         self._images = PulledImages(config.jobs_dir / "pulled-images.json", self.clock)
         self.engine = engine
@@ -116,6 +142,11 @@ class ContainerHost:
         await self.reconcile()
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._upkeep())]
 
+    @property
+    def where(self) -> str:
+        """The socket or program of the container engine."""
+        return self.facts.where if self.facts is not None else ""
+
     async def close(self) -> None:
         """Containers that run go on; of jobs that have ended nothing is left, if there is time."""
         if self._settling:
@@ -129,10 +160,17 @@ class ContainerHost:
 
     # -- jobs that run here -----------------------------------------------------------------
 
-    def begin(self, job: ContainerJob, output: Output) -> None:
+    async def enter(self, job: ContainerJob) -> None:
+        """Before an attempt looks for what is here of its job. An earlier one may still be about
+        to end, or to be removed; from now on nothing of the job is."""
+        while self._is_mine(job.job_id):
+            await self.next_change(_WATCH)
         self._running[job.job_id] = job.image
-        self.reattachable.pop(job.job_id, None)
-        self.outputs[job.job_id] = output
+
+    def begin(self, job_id: str, output: Output) -> None:
+        """It has a container, or will soon."""
+        self.reattachable.pop(job_id, None)
+        self.outputs[job_id] = output
         self._change()
 
     def end(self, job_id: str) -> None:
@@ -147,24 +185,35 @@ class ContainerHost:
         """Remove what is left of a job once its end is recorded: until then, whoever comes after
         us could need it."""
         self._images.used(image_id)
-        task = asyncio.create_task(self._settle(job_id, attempt))
-        self._settling[job_id] = task
-        task.add_done_callback(lambda _: self._settled(job_id, task))
+        self._clear(job_id, self._settle(job_id, attempt))
 
-    def _settled(self, job_id: str, task: asyncio.Task[None]) -> None:
-        if self._settling.get(job_id) is task:
-            del self._settling[job_id]
+    def _clear(self, job_id: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """No attempt of a job begins here before this is done."""
+        task = self._settling[job_id] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._cleared(job_id))
+        return task
+
+    def _cleared(self, job_id: str) -> None:
+        del self._settling[job_id]
         self._change()
 
     async def _settle(self, job_id: str, attempt: int) -> None:
         pause = _SOONEST
-        while not await self._is_recorded(job_id, attempt):
+        while (recorded := await self._is_recorded(job_id, attempt)) is None:
             await self.clock.sleep(pause)
             pause = min(pause * 2, _LATEST)
+        if recorded:
+            await self._remove_or_retry(job_id)
+        else:
+            self.look_soon()
+
+    async def _remove_or_retry(self, job_id: str) -> None:
         if not await self.remove(job_id):
             self.look_soon()
 
-    async def _is_recorded(self, job_id: str, attempt: int) -> bool:
+    async def _is_recorded(self, job_id: str, attempt: int) -> bool | None:
+        """Whether the job has ended; False if a later attempt may need what is here, and None if
+        neither is known yet."""
         if self._api is None:
             return True
         try:
@@ -173,8 +222,8 @@ class ContainerHost:
             return True
         except PenstockError as error:
             log.info("job %s: can't ask whether its end is recorded: %s", job_id, error)
-            return False
-        return job.is_final or job.attempt > attempt
+            return None
+        return True if job.is_final else False if job.attempt > attempt else None
 
     async def is_clear_of(self, job_id: str, seconds: float) -> bool:
         """Wait until nothing of a job is left here."""
@@ -243,16 +292,42 @@ class ContainerHost:
                 continue  # it came meanwhile
             if attempt is None:
                 log.warning("removing what is left here of job %s, which does not need it", job_id)
-                if not await self.remove(job_id):
-                    self.look_soon()
+                await self._clear(job_id, self._remove_or_retry(job_id))
             elif attempt:
                 claims[job_id] = attempt
-        self.reattachable = claims
+        self.reattachable = {**await self._without_container(known), **claims}
         self._change()
-        if claims:
+        if self.reattachable:
             self.look_soon()  # until their jobs came here, or have ended
         if self.config.build.enabled:
             await self._sweep_images()
+
+    async def _without_container(self, known: set[str]) -> dict[str, int]:
+        """Lost jobs, with their attempts, that can only be ended or begun anew. Of some no worker
+        has checkpointed that it starts a container: none ever will, once there is a later attempt,
+        so any worker may have them. Of others, that was here, and nothing of them is left."""
+        if self._api is None:
+            return {}
+        found = {}
+        try:
+            query = JobQuery(topic=TOPIC, states=tuple(HELD), limit=_MANY)
+            if jobs := await self._api.find(query):
+                workers = await self._api.workers()
+                others = {one.worker_id for one in workers if one.status == "ready"}
+                others.discard(self._worker_id)
+                for job in jobs:
+                    if job.worker_id not in others and not self._is_mine(job.job_id):
+                        page = await self._api.read_steps(job.job_id, _STARTED)
+                        begun = [row for row in map(Started.of, page.steps) if row.owner]
+                        here = (self.owner, self.where)
+                        was_here = job.job_id not in known and all(
+                            (row.owner, row.engine) == here for row in begun
+                        )
+                        if was_here or not begun:
+                            found[job.job_id] = job.attempt
+        except PenstockError as error:
+            log.warning("can't ask which jobs were lost: %s", error)
+        return found
 
     def _is_mine(self, job_id: str) -> bool:
         return job_id in self._running or job_id in self._settling
@@ -266,17 +341,20 @@ class ContainerHost:
             job = await self._api.get(job_id)
             if job.is_final:
                 return None
-            page = await self._api.read_steps(job_id, StepQuery(name=STEP, limit=1))
+            page = await self._api.read_steps(job_id, _STARTED)
         except NotFound:
             return None
         except PenstockError as error:
             log.warning("can't ask what became of job %s: %s", job_id, error)
             self.look_soon()
             return 0
-        if any(Started.of(row).owner != self.owner for row in page.steps):
-            return None  # its container was started elsewhere since
+        for started in map(Started.of, page.steps):
+            if started.owner not in ("", self.owner):
+                return None  # its container was started elsewhere since
+            if started.owner and started.engine != self.where:
+                return 0  # it is for a worker with that container engine
         # A worker that died may have begun it without having said so.
-        return job.attempt if job.state in (JobState.DISPATCHED, JobState.RUNNING) else 0
+        return job.attempt if job.state in HELD else 0
 
     async def _sweep_images(self) -> None:
         """Remove images that were built for jobs of which nothing else is left."""

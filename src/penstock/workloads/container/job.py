@@ -94,13 +94,6 @@ class Priority(StrEnum):
     NORMAL = "normal"
     LOW = "low"
 
-    @property
-    def rank(self) -> int:
-        return _RANKS[self]
-
-
-_RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-
 
 class Limits(Struct, frozen=True, kw_only=True):
     """What one job may use; complete: a worker's defaults are filled in."""

@@ -114,7 +114,7 @@ class ContainerMonitor:
                     await self._come_back(self._broke)
                 return await self._exit_or_break()
             except ContainerNotFound:
-                raise Lost("the container is gone, and nobody here removed it") from None
+                raise Lost("the container is gone; it was removed from outside") from None
             except Lost:
                 raise
             except EngineUnavailable as error:
@@ -240,7 +240,7 @@ class ContainerMonitor:
             if self._clock.monotonic() >= until:
                 raise Lost(
                     f"the container engine did not answer for {ENGINE_PATIENCE:g} s while the job "
-                    f"ran, so nobody knows what became of it: {error}"
+                    f"ran, so its outcome is unknown: {error}"
                 ) from error
             pause = min(pause * 2, _LONGEST_PAUSE)
 

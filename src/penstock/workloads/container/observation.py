@@ -57,7 +57,7 @@ def result_of(job: ContainerJob, seen: Observation) -> ContainerResult:
         field = getattr(failure, "field", "")
         return _failed(failure.code, _message(job, failure), failure.exit_code, field)
     if seen.exit is None:
-        return _failed(ErrorCode.RUNTIME_ERROR, "nobody saw how the container ended")
+        return _failed(ErrorCode.RUNTIME_ERROR, "the end of the container was not observed")
     return _exited(job, seen.exit, seen)
 
 

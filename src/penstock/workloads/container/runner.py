@@ -22,7 +22,6 @@ from penstock.ports.executor import CancelToken
 from penstock.ports.process import failpoint
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
-    DEADLINE_LABEL,
     IMAGE_LABEL,
     JOB_LABEL,
     OWNER_LABEL,
@@ -74,8 +73,6 @@ KILL_WAITS = (3.0, 3.0, 6.0, 12.0, 24.0)
 """Seconds that each kill has until the next."""
 _LOOK_AT_OUTPUT = 0.2
 _HIDDEN_LOOKS = 25
-_DEADLINE_MARGIN = 600.0
-"""Seconds beyond every limit after which a container is certainly nobody's."""
 _ENDED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """Exit codes of what a worker ended."""
 _MIB = 1 << 20
@@ -207,10 +204,7 @@ class ContainerRun:
 
     async def from_the_start(self, starts: Callable[[], Awaitable[None]] | None) -> Observation:
         try:
-            image = await self._stopping.unless(self._image())
-            self.image_id = image.id
-            preparing = self._files("inputs", self._sandbox.prepare)
-            mounts = await self._stopping.unless(preparing)
+            image, mounts = await self._stopping.unless(self._prepared())
         except Stopped:
             return self._cancelled()
         await self._create(image, mounts)
@@ -242,6 +236,11 @@ class ContainerRun:
         if self._stopping.requested:
             return replace(left, cause=Cause.CANCELLED, reason=self._stopping.reason)
         return replace(left, cause=Cause.TIMEOUT) if out_of_time else left
+
+    async def _prepared(self) -> tuple[Image, tuple[Mount, ...]]:
+        image = await self._image()
+        self.image_id = image.id
+        return image, await self._files("inputs", self._sandbox.prepare)
 
     async def _image(self) -> Image:
         if self._job.mode is not Mode.BUILD:
@@ -282,7 +281,6 @@ class ContainerRun:
 
     def _spec(self, image: Image, mounts: tuple[Mount, ...]) -> ContainerSpec:
         job, limits = self._job, self._job.limits
-        most = limits.max_runtime_seconds + self._config.stop_grace + _DEADLINE_MARGIN
         return ContainerSpec(
             name=self._name,
             image=image.id,
@@ -304,31 +302,26 @@ class ContainerRun:
             read_only_root=job.read_only,
             user_namespace=self._config.user_namespaces,
             runtime=chosen_runtime(self._config, job, image),
-            labels={
-                **self._labels,
-                DEADLINE_LABEL: str(int(self._clock.now() + most)),
-                IMAGE_LABEL: image.id,
-            },
+            labels={**self._labels, IMAGE_LABEL: image.id},
         )
 
     # -- running ----------------------------------------------------------------------------
 
     async def _see_through(self, seconds: float) -> Observation:
         ended = asyncio.ensure_future(self._monitor.exit())
-        alarm = asyncio.ensure_future(self._clock.sleep(max(seconds, 0.0)))
-        watch = asyncio.ensure_future(self._until_too_much())
+        watch = asyncio.ensure_future(self._until_too_much()) if self._job.outputs else None
+        ends = (ended, self._stopping.future, *([watch] if watch else ()))
         try:
-            ends = (ended, alarm, watch, self._stopping.future)
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await done_within(self._clock, max(seconds, 0.0), *ends)
             await self._while_engine_is_away(ended)
             if ended.done() and not (self._stopping.requested and ended.exception()):
                 await asyncio.gather(self._monitor.finish(), self._look_at_usage())
                 return replace(await self._left_behind(), exit=ended.result())
             cause = self._cause(watch)
-            await drop(alarm, watch)
+            await drop(watch)
             return await self._end_it(ended, cause)
         finally:
-            await drop(ended, alarm, watch)
+            await drop(ended, watch)
 
     async def _while_engine_is_away(self, ended: asyncio.Future[ExitStatus]) -> None:
         """Whether a container that can't be reached has ended by itself is known only later."""
@@ -339,10 +332,10 @@ class ContainerRun:
             finally:
                 await drop(back)
 
-    def _cause(self, watch: asyncio.Future[None]) -> Cause:
+    def _cause(self, watch: asyncio.Future[None] | None) -> Cause:
         if self._stopping.requested:
             return Cause.CANCELLED
-        return Cause.OUTPUT_LIMIT if watch.done() else Cause.TIMEOUT
+        return Cause.OUTPUT_LIMIT if watch and watch.done() else Cause.TIMEOUT
 
     async def _end_it(self, ended: asyncio.Future[ExitStatus], cause: Cause) -> Observation:
         await self._stop(ended)
@@ -359,8 +352,8 @@ class ContainerRun:
         """TERM, a grace, KILL. No engine that hangs, fails or dies can make this take longer than
         the grace and `KILL_WAITS` together.
 
-        A container that nobody reads from stands still, and then an engine may sit on a kill for
-        ever. So a kill that does not come through is given again after the streams were closed."""
+        A container whose output is not read blocks, and its engine may then wait for ever with a
+        kill. So a kill that times out is repeated after the streams were closed."""
         grace, name = self._config.stop_grace, self._name
         if grace > 0 and await self._send(self._engine.signal(name, signal.SIGTERM), ended, grace):
             return
@@ -381,9 +374,7 @@ class ContainerRun:
             await drop(sending)
 
     async def _until_too_much(self) -> None:
-        """Until its output folder holds more than it may; for ever if it has none."""
-        if not self._job.outputs:
-            await asyncio.get_running_loop().create_future()
+        """Until its output folder holds more than it may."""
         while not await self._has_too_much():
             await self._clock.sleep(_LOOK_AT_OUTPUT)
 

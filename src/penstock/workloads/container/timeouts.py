@@ -26,6 +26,9 @@ async def done_within(clock: Clock, seconds: float, *futures: asyncio.Future[Any
     """Wait until one of them is done; False if none is by then. They go on."""
     if any(future.done() for future in futures):
         return True
+    if _is_loops(clock):
+        done, _ = await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
     alarm = asyncio.ensure_future(clock.sleep(seconds))
     try:
         await asyncio.wait((*futures, alarm), return_when=asyncio.FIRST_COMPLETED)
@@ -45,13 +48,28 @@ async def set_within(clock: Clock, seconds: float, event: asyncio.Event) -> bool
 
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """What it returns; raises Late, and then nothing of it goes on."""
-    task = asyncio.ensure_future(work)
+    alarm = None
     try:
-        if await done_within(clock, seconds, task):
-            return task.result()
-        raise Late
+        async with asyncio.timeout(seconds if _is_loops(clock) else None) as limit:
+            if limit.when() is None:
+                alarm = asyncio.ensure_future(_expire(limit, clock, seconds))
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise Late from None
+        raise
     finally:
-        await drop(task)
+        await drop(alarm)
+
+
+async def _expire(limit: asyncio.Timeout, clock: Clock, seconds: float) -> None:
+    await clock.sleep(seconds)
+    limit.reschedule(asyncio.get_running_loop().time())
+
+
+def _is_loops(clock: Clock) -> bool:
+    """Whether it is the event loop's own: a timer of that is enough then."""
+    return clock.sleep is asyncio.sleep
 
 
 async def drop(*tasks: asyncio.Future[Any] | None) -> None:
@@ -80,6 +98,13 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Also when that is cancelled the thread has ended when this returns."""
     return await to_its_end(asyncio.to_thread(call, *args, **kwargs))
+
+
+async def in_thread_if(
+    takes_long: bool, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """What takes no longer than the way to a thread and back is done here."""
+    return await in_thread(call, *args, **kwargs) if takes_long else call(*args, **kwargs)
 
 
 class StopSignal:

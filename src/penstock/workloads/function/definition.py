@@ -11,7 +11,7 @@ The input of a job is a JSON object with an argument per parameter. A msgspec St
 the signature checks it twice by the same rules: at submit, so that a wrong call is refused
 before anything is stored, and at the worker, where it decodes straight into the arguments. A
 refusal names the argument: ``input.text: expected str, got int``. The return annotation is how a
-result is checked at the worker, and read by whoever asks for it.
+result is checked at the worker, and read by the caller.
 """
 
 from __future__ import annotations
@@ -434,6 +434,15 @@ class Signature:
             self._rest_type: Any = GenericAlias(dict, (str, kind))
         returned = self._checked_type("its result", signature.return_annotation, type_of)
         self.returns = values.PLAIN if returned is Any else values.Reader(returned)
+
+    def schemas(self) -> dict[str, Any]:
+        """JSON schemas of what it takes, `input`, and of what it says it returns, `output`."""
+        taken = values.json_schema(self.input) or {"type": "object"}
+        taken.pop("title", None)
+        if self._rest is not None:
+            taken["additionalProperties"] = values.json_schema(typing.get_args(self._rest_type)[1])
+        given = {} if self.returns is values.PLAIN else values.json_schema(self.returns.kind)
+        return {"input": taken} | ({"output": given} if given else {})
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """The payload of a call's arguments, checked as the worker will check it."""

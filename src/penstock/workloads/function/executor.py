@@ -7,6 +7,7 @@ job's code does wrong becomes an Outcome.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
-from penstock.ports.executor import Context, Outcome, Task
+from penstock.ports.executor import SCHEMA, Context, Outcome, Task
 from penstock.workloads.function.context import is_being_cancelled, running
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.options import Mode
@@ -70,6 +71,7 @@ class FunctionExecutor:
             processes or os.cpu_count() or 1, kill_grace=kill_grace, max_result=max_result
         )
         OUTPUT.open(log_level)
+        self._schemas: Mapping[str, Any] | None = None
         self._open = True
         self._stubborn: set[Call[Outcome]] = set()
         """What was cancelled and still runs in its thread."""
@@ -79,6 +81,12 @@ class FunctionExecutor:
         function = self._functions.get(topic)
         if function is not None:
             function.signature.decode(payload)
+
+    def facts(self) -> Mapping[str, Any]:
+        """What each function takes and returns."""
+        if self._schemas is None:
+            self._schemas = {SCHEMA + t: _described(one) for t, one in self._functions.items()}
+        return self._schemas
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
         function = self._functions.get(task.request.topic)
@@ -161,6 +169,10 @@ class FunctionExecutor:
                 await call.outlast()
         self._stubborn.discard(call)
         warning.cancel()
+
+
+def _described(function: JobFunction[..., Any]) -> dict[str, Any]:
+    return {"description": inspect.getdoc(function.fn) or "", **function.signature.schemas()}
 
 
 def make(app: Any, options: Mapping[str, Any]) -> FunctionExecutor:

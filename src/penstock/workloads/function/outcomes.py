@@ -1,6 +1,6 @@
 """Calling a job's function: what it prints and logs, and the Outcome of every way to end.
 
-Job code may raise anything; none of it may harm whoever runs it. What the safety rules demand of
+Job code may raise anything; none of it may harm the worker. What the safety rules demand of
 it (memory, network, file system) is enforced, or the function is not called.
 
 While an executor is open, a record of `logging` that is made inside a job, and text that is

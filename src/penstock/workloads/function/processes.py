@@ -182,7 +182,7 @@ class ProcessPool:
 
 
 class ChildJob:
-    """One job in one child, from its start to its end, whoever brings that about."""
+    """One job in one child, from its start to its end, however it ends."""
 
     def __init__(self, one: ChildProcess, ctx: Context, kill_grace: float) -> None:
         self._child = one

@@ -33,11 +33,11 @@ class Call(Generic[T]):
         self.end: T | BaseException | None = None
         self.settled = False
         self.left = False
-        """Nobody waits for it any more, and its thread does not count."""
+        """It is abandoned, and its thread does not count."""
         self._ticket = [None]
 
     def claim(self) -> bool:
-        """Take the right to run it, or to drop it. True once, for whoever comes first."""
+        """Take the right to run it, or to drop it. True once, for the first caller."""
         try:
             self._ticket.pop()
         except IndexError:
@@ -53,7 +53,7 @@ class Call(Generic[T]):
     def settle(self) -> None:
         self.settled = True
         if self.done.done():
-            return  # whoever waited was cancelled
+            return  # the waiter was cancelled
         if isinstance(self.end, BaseException):
             self.done.set_exception(self.end)
         else:
@@ -107,7 +107,7 @@ class ThreadPool(Generic[T]):
             self._start()
 
     def grow_to(self, size: int) -> None:
-        """Have at least so many."""
+        """Have at least this many threads."""
         self._size = max(self._size, size)
 
     async def close(self, patience: float) -> None:

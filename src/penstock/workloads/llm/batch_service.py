@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import logging
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.core.check import DAY
@@ -21,133 +21,83 @@ from penstock.core.errors import (
     PenstockError,
     TooLarge,
 )
-from penstock.core.job import IdSource
-from penstock.core.journal import Stride
-from penstock.lifecycles.canonical import TERMINAL
-from penstock.ports.clock import Clock
-from penstock.ports.engine_api import KeyRole
-from penstock.workloads.llm.batch_run import BatchDependencies, BatchRun
-from penstock.workloads.llm.batches import Batch, BatchStoreQuery, Draft, Purpose, StoredFile
+from penstock.core.job import IdSource, Job, JobRequest
+from penstock.lifecycles.batch import BatchStatus
+from penstock.lifecycles.canonical import TERMINAL, JobState
+from penstock.ports.shared_state import SharedState
+from penstock.ports.store import JobQuery, StepQuery
+from penstock.workloads.llm.batch_executor import JSON_LINES, BatchExecutor
+from penstock.workloads.llm.batch_lines import LATE
+from penstock.workloads.llm.batches import (
+    ROW,
+    TOPIC,
+    Batch,
+    BatchError,
+    Batches,
+    FileRecords,
+    PageQuery,
+    Purpose,
+    StoredFile,
+    read_batch,
+)
 
 if TYPE_CHECKING:
+    from penstock.control.gateway import Gateway
     from penstock.control.guard import Guard
 
 log = logging.getLogger(__name__)
 
 MAX_METADATA = 16
+MAX_PAGE = 10_001
+"""One more than a page shows, so that it knows whether there are more."""
+INPUT = "openai.input_file_id"
+"""The label of a batch's job that names its input."""
 _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
 _LONGEST = 30 * DAY
+_GRACE = DAY
+"""Seconds after the end of its window in which a batch must have written its files."""
+_OPEN = tuple(state for state in JobState if state not in TERMINAL)
+_ENDED = {JobState.CANCELLED: BatchStatus.CANCELLED, JobState.TIMEOUT: BatchStatus.EXPIRED}
+_ENDING = {
+    BatchStatus.FAILED: BatchStatus.VALIDATING,
+    BatchStatus.CANCELLED: BatchStatus.CANCELLING,
+}
 _ALL = 1_000_000_000
-ABANDONED = 3600.0
-"""Seconds after which an upload that nobody goes on with is dropped."""
-UploadKey = tuple[str, str]
-"""Whose an upload is, and its name."""
 _SWEEP = 60.0
 """Seconds between looks for files whose time is over."""
-_TRY_AGAIN = 5.0
-"""Seconds after which a batch that could not go on is tried again."""
-
-
-class PendingUploads:
-    """Files that are being written, over all callers."""
-
-    def __init__(self, max_file: int, clock: Clock) -> None:
-        self.max_file = max_file
-        self._clock = clock
-        self._drafts: dict[UploadKey, Draft] = {}
-        self._used: dict[UploadKey, float] = {}
-        """When each was last written to."""
-
-    def add(self, key: UploadKey, draft: Draft) -> None:
-        self._drafts[key], self._used[key] = draft, self._clock.monotonic()
-
-    def use(self, key: UploadKey) -> Draft | None:
-        if (draft := self._drafts.get(key)) is not None:
-            self._used[key] = self._clock.monotonic()
-        return draft
-
-    async def drop(self, key: UploadKey) -> None:
-        self._used.pop(key, None)
-        if (draft := self._drafts.pop(key, None)) is not None:
-            await draft.drop()
-
-    async def drop_abandoned(self) -> None:
-        """Those whose client has not written for an hour: it is dead, or as good as that."""
-        limit = self._clock.monotonic() - ABANDONED
-        for key in [key for key, used in self._used.items() if used < limit]:
-            await self.drop(key)
+_START = 5.0
+"""Seconds in which a batch whose worker was lost is expected to run again."""
+_POLL = 0.1
 
 
 class BatchService:
-    """A service: `restore`, then `run` until cancelled."""
+    """A service: `run` until cancelled, which deletes files whose time is over."""
 
     def __init__(
-        self, needs: BatchDependencies, uploading: PendingUploads, *, ids: IdSource | None = None
+        self,
+        gateway: Gateway,
+        state: SharedState,
+        executor: BatchExecutor,
+        *,
+        max_file: int,
+        ids: IdSource,
     ) -> None:
-        self.batch_store = needs.batch_store
-        self._needs, self._clock, self._uploading = needs, needs.clock, uploading
-        self._ids = ids or IdSource()
-        self._runs: dict[str, BatchRun] = {}
-        """Of the batches that have not ended."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._is_running = False
-
-    # -- the service ------------------------------------------------------------------
-
-    async def restore(self) -> None:
-        await self.batch_store.open()
-        for batch in await self.batch_store.batches(BatchStoreQuery(limit=_ALL, oldest_first=True)):
-            if not batch.has_ended:
-                self._runs[batch.id] = BatchRun(batch, self._needs)
+        self.gateway, self.files = gateway, FileRecords(state)
+        self.max_file, self._ids = max_file, ids
+        self.blobs, self._store, self._clock = gateway.blobs, gateway.store, gateway.clock
+        self._executor = executor
 
     async def run(self) -> None:
-        self._is_running = True
-        try:
-            for batch_run in [*self._runs.values()]:
-                self._begin(batch_run)
-            while True:
-                await self._clock.sleep(_SWEEP)
-                await self._drop_expired()
-        finally:
-            self._is_running = False
-            tasks = [*self._tasks.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _begin(self, batch_run: BatchRun) -> None:
-        if self._is_running:
-            doing = self._see_through(batch_run)
-            self._tasks[batch_run.batch.id] = asyncio.get_running_loop().create_task(
-                doing, name=f"penstock {batch_run.batch.id}"
-            )
-
-    async def _see_through(self, batch_run: BatchRun) -> None:
-        """Its troubles stay its own: a full disk passes, and others go on meanwhile."""
-        batch_id = batch_run.batch.id
-        while not batch_run.batch.has_ended:
+        while True:
+            await self._clock.sleep(_SWEEP)
             try:
-                await batch_run.run()
-            except PenstockError as error:
-                log.error("%s can't go on: %s", batch_id, error)
-                await self._clock.sleep(_TRY_AGAIN)
-            except Exception:
-                log.exception("%s can't go on", batch_id)
-                await self._clock.sleep(_TRY_AGAIN)
-        self._runs.pop(batch_id, None)
-        self._tasks.pop(batch_id, None)
-        log.info("%s ended %s", batch_id, batch_run.batch.status)
+                await self._delete_files(self._is_expired)
+            except (PenstockError, OSError) as error:
+                log.error("can't delete files whose time is over: %s", error)
 
-    def hear(self, strides: Sequence[Stride]) -> None:
-        """Listen to the ledger: which lines of a batch have ended."""
-        for stride in strides:
-            if stride.path.after not in TERMINAL:
-                continue
-            for job in stride.jobs:
-                batch_run = self._runs.get(job.request.workflow_id or "")
-                if batch_run is not None:
-                    batch_run.hear(job)
+    def _is_expired(self, file: StoredFile) -> bool:
+        return file.expires_at is not None and file.expires_at <= self._clock.now()
 
     # -- files ------------------------------------------------------------------------
 
@@ -172,120 +122,131 @@ class BatchService:
         )
 
     async def delete_file(self, file: StoredFile) -> None:
-        if self._is_needed(file):
+        if await self._inputs({INPUT: file.id}):
             raise Conflict(
                 f"{file.id} is the input of a batch that has not ended",
                 hint="wait for its end, or cancel it",
             )
-        await self.batch_store.remove_file(file.id)
+        await self.files.delete(file.id)
 
-    def _is_needed(self, file: StoredFile) -> bool:
-        return any(batch_run.batch.input_file_id == file.id for batch_run in self._runs.values())
+    async def _inputs(self, labels: Mapping[str, str]) -> set[str]:
+        """The inputs of batches that have not ended."""
+        query = JobQuery(topic=TOPIC, states=_OPEN, labels=labels, limit=_ALL)
+        return {job.request.labels.get(INPUT, "") for job in await self._store.find(query)}
+
+    async def _delete_files(self, is_old: Callable[[StoredFile], bool]) -> int:
+        old = [*filter(is_old, await self.files.all())]
+        needed = await self._inputs({}) if old else ()
+        for file in old:
+            if file.id not in needed:
+                await self.files.delete(file.id)
+        return len(old)
 
     # -- batches ----------------------------------------------------------------------
 
-    async def create(
-        self,
-        file: StoredFile,
-        endpoint: str,
-        *,
-        by: str,
-        window: str,
-        metadata: Mapping[str, str] | None,
-        output_expires_after: int | None,
-    ) -> Batch:
-        endpoints = self._needs.batch_format.endpoints
-        if endpoint not in endpoints:
-            raise InvalidRequest(
-                "endpoint",
-                f"{endpoint[:60]!r} takes no batches",
-                hint=f"one of {', '.join(endpoints)}",
-            )
+    async def create(self, file: StoredFile, window: str, batch: Batch, *, by: str) -> Batch:
+        now = self._clock.now()
+        batch = replace(batch, created_at=now, expires_at=now + _seconds(window))
         if file.purpose is not Purpose.BATCH:
             raise InvalidRequest(
                 "input_file_id",
                 f"{file.id} has the purpose {file.purpose}",
                 hint="it takes 'batch'",
             )
-        if output_expires_after is not None:
-            _lifetime(output_expires_after)
-        _check_metadata(metadata)
-        now = self._clock.now()
-        batch = Batch(
-            id="batch_" + self._ids.next(now),
-            endpoint=endpoint,
-            input_file_id=file.id,
-            completion_window=window,
-            created_at=now,
-            expires_at=now + _seconds(window),
+        if batch.output_expires_after is not None:
+            _lifetime(batch.output_expires_after)
+        _check_metadata(batch.metadata)
+        record = msgspec.json.encode(batch)
+        self._executor.check(TOPIC, record)
+        request = JobRequest(
+            job_id="batch_" + self._ids.next(now),
+            topic=TOPIC,
+            context_ptr=await self.blobs.put(record),
             tenant=file.tenant,
-            principal=by,
-            metadata=metadata,
-            output_expires_after=output_expires_after,
+            labels={INPUT: file.id},
+            deadline=batch.expires_at + _GRACE,
         )
-        self._runs[batch.id] = batch_run = BatchRun(batch, self._needs)
-        try:
-            await self.batch_store.put_batch(batch)
-        except BaseException:
-            del self._runs[batch.id]
-            raise
-        self._begin(batch_run)
+        (job,) = await self.gateway.submit([request], by=by)
+        return read_batch(record, job)
+
+    async def job(self, batch_id: str) -> Job | None:
+        job = await self._store.get(batch_id)
+        return job if job is not None and job.request.topic == TOPIC else None
+
+    async def view(self, job: Job) -> Batch:
+        """A batch as it is now."""
+        if job.is_final:
+            return await self._ended(job)
+        run = self._executor.runs.get(job.job_id)
+        batch = await self._stored(job) if run is None else run.view
+        if batch.has_ended:  # its job is about to end
+            batch = replace(batch, status=_ENDING.get(batch.status, BatchStatus.FINALIZING))
         return batch
 
-    async def get(self, batch_id: str) -> Batch | None:
-        batch_run = self._runs.get(batch_id)
-        return await self.batch_store.batch(batch_id) if batch_run is None else batch_run.view
+    async def _stored(self, job: Job) -> Batch:
+        result = job.result.result_ptr if job.result is not None else None
+        pointer = result or job.request.context_ptr
+        if result is None:
+            page = await self._store.read_steps(job.job_id, StepQuery(name=ROW, limit=1))
+            pointer = page.steps[0].output if page.steps else pointer
+        return read_batch(await self.blobs.get(pointer), job)
 
-    async def list(self, query: BatchStoreQuery) -> builtins.list[Batch]:
-        found = await self.batch_store.batches(query)
-        return [
-            batch if (batch_run := self._runs.get(batch.id)) is None else batch_run.view
-            for batch in found
-        ]
+    async def _ended(self, job: Job) -> Batch:
+        """The last record; of a job that the engine ended, with what that means for a batch."""
+        batch = await self._stored(job)
+        if batch.has_ended or job.result is None:
+            return batch
+        status = _ENDED.get(job.state, BatchStatus.FAILED)
+        code, message = job.result.error_code or str(job.state), job.result.error_message
+        if code == LATE:
+            status = BatchStatus.EXPIRED
+        errors = batch.errors
+        if status is BatchStatus.FAILED:
+            errors = (BatchError(code=code.lower(), message=message or code),)
+        return replace(batch, status=status, errors=errors, **{f"{status}_at": job.finished_at})
 
-    async def cancel(self, batch_id: str) -> Batch:
-        batch_run = self._runs.get(batch_id)
-        if batch_run is None:
-            batch = await self.batch_store.batch(batch_id)
-            if batch is None:
-                raise NotFound(f"no batch {batch_id!r}")
-            raise Conflict(f"batch {batch_id} is {batch.status}: it has ended")
-        return await batch_run.cancel()
+    async def list(self, query: PageQuery) -> builtins.list[Batch]:
+        before = None
+        if query.after is not None:
+            last = await self.job(query.after)
+            if last is None or query.tenant not in (None, last.request.tenant):
+                raise NotFound(f"after: there is no {query.after!r} here")
+            before = last.seq
+        wanted = JobQuery(topic=TOPIC, tenant=query.tenant, before=before, limit=query.limit)
+        return [await self.view(job) for job in await self._store.find(wanted)]
+
+    async def cancel(self, job: Job, by: str) -> Batch:
+        """A batch that has begun ends by itself, with its files; another one ends at once."""
+        if not job.is_final and job.attempt:
+            until = self._clock.now() + _START
+            while job.job_id not in self._executor.runs and self._clock.now() < until:
+                await self._clock.sleep(_POLL)
+            job = await self.job(job.job_id) or job
+        if job.is_final:
+            raise Conflict(f"batch {job.job_id} is {(await self.view(job)).status}: it has ended")
+        if (run := self._executor.runs.get(job.job_id)) is not None:
+            await run.cancel()
+        else:
+            why = "the batch was cancelled"
+            job = await self.gateway.cancel(job.job_id, reason=why, children=True, by=by)
+        return await self.view(job)
 
     # -- upkeep -----------------------------------------------------------------------
 
     def needs_since(self) -> float:
         """Jobs that ended from this time on may be of a batch that still has to tell of them."""
-        begun = (batch_run.batch.created_at for batch_run in self._runs.values())
+        jobs = self._store.jobs.values()
+        begun = (job.accepted_at for job in jobs if job.request.topic == TOPIC)
         return min(begun, default=float("inf"))
 
     async def pointers(self) -> builtins.list[str]:
-        return []  # files of batches are not blobs
+        return [file.pointer for file in await self.files.all()]
 
     async def prune(self, before: float) -> int:
-        """Forget batches that ended, and files that were made, before a time; returns how many.
-
-        Files with a time of their own have that instead."""
-        gone = 0
-        for batch in await self.batch_store.batches(BatchStoreQuery(limit=_ALL)):
-            if (ended_at := batch.ended_at) is not None and ended_at < before:
-                gone += await self.batch_store.remove_batch(batch.id)
-        for file in await self.batch_store.files(BatchStoreQuery(limit=_ALL)):
-            old = file.expires_at is None and file.created_at < before
-            if old and not self._is_needed(file):
-                gone += await self.batch_store.remove_file(file.id)
-        return gone
-
-    async def _drop_expired(self) -> None:
-        now = self._clock.now()
-        try:
-            for file in await self.batch_store.files(BatchStoreQuery(limit=_ALL)):
-                over = file.expires_at is not None and file.expires_at <= now
-                if over and not self._is_needed(file):
-                    await self.batch_store.remove_file(file.id)
-            await self._uploading.drop_abandoned()
-        except (PenstockError, OSError) as error:
-            log.error("can't delete files whose time is over: %s", error)
+        """Delete files that were made before a time; those with a time of their own have that."""
+        return await self._delete_files(
+            lambda file: file.expires_at is None and file.created_at < before
+        )
 
 
 def _seconds(window: str) -> float:
@@ -293,7 +254,7 @@ def _seconds(window: str) -> float:
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds <= _LONGEST:
         raise InvalidRequest(
-            "completion_window", f"{window[:60]!r} is no time", hint="as 24h, and at most 30d"
+            "completion_window", f"{window[:60]!r} is not a time", hint="as 24h, and at most 30d"
         )
     return seconds
 
@@ -324,60 +285,52 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> None:
             )
 
 
-MAX_PAGE = 10_001
-"""One more than a door shows at a time, so that it knows whether there are more."""
-
-
 class BatchApi:
     """`penstock.workloads.llm.batches.Batches`, for one caller and within their rights."""
 
-    def __init__(self, keeper: BatchService, uploading: PendingUploads, guard: Guard) -> None:
-        self._keeper, self._uploading, self._guard = keeper, uploading, guard
+    def __init__(self, service: BatchService, guard: Guard) -> None:
+        self._service, self._guard = service, guard
 
     # -- files --------------------------------------------------------------------
 
-    async def begin_upload(self) -> str:
-        self._guard.require(KeyRole.SUBMIT, "file.create")
-        upload_id = secrets.token_hex(16)
-        await self._uploading.drop_abandoned()
-        self._uploading.add((self._guard.by, upload_id), await self._keeper.batch_store.draft())
-        return upload_id
-
-    async def write_upload(self, upload_id: str, data: bytes) -> None:
-        draft, most = self._draft(upload_id), self._uploading.max_file
-        if draft.size + len(data) > most:
-            await self.drop_upload(upload_id)
+    async def write_upload(self, upload: str, start: int, data: bytes) -> None:
+        self._guard.require(Batches.write_upload)
+        if start < 0:
+            raise InvalidRequest("start", "must not be negative")
+        most = self._service.max_file
+        if start + len(data) > most:
+            await self.drop_upload(upload)
             raise TooLarge("file", f"is longer than {most:,} bytes", hint="split it in several")
-        await draft.write(data)
+        await self._service.blobs.write_part(self._mine(upload), start, data)
 
     async def keep_upload(
         self,
-        upload_id: str,
+        upload: str,
+        digest: str,
+        size: int,
         filename: str,
         purpose: str,
         *,
         tenant: str = "default",
         expires_after: int | None = None,
     ) -> StoredFile:
-        draft = self._draft(upload_id)
-        try:
-            with self._guard.doing("file.create", filename[:128], role=KeyRole.SUBMIT):
-                file = self._keeper.new_file(filename, purpose, self._mine(tenant), expires_after)
-                return await draft.keep(file)
-        finally:
-            await self.drop_upload(upload_id)
+        with self._guard.doing(Batches.keep_upload, filename[:128]):
+            service, whose = self._service, self._tenant(tenant)
+            file = service.new_file(filename, purpose, whose, expires_after)
+            blobs = service.blobs
+            stat = await blobs.finish_upload(self._mine(upload), digest, size, JSON_LINES)
+            file = replace(file, bytes=stat.size, pointer=stat.uri)
+            await service.files.put(file)
+            return file
 
-    async def drop_upload(self, upload_id: str) -> None:
-        await self._uploading.drop((self._guard.by, upload_id))
+    async def drop_upload(self, upload: str) -> None:
+        await self._service.blobs.drop_upload(self._mine(upload))
 
-    def _draft(self, upload_id: str) -> Draft:
-        draft = self._uploading.use((self._guard.by, upload_id))
-        if draft is None:
-            hint = "it was kept, dropped or left alone for an hour; begin another"
-            raise NotFound(f"no upload {upload_id!r}", hint=hint)
-        return draft
+    def _mine(self, upload: str) -> str:
+        """The name of the upload of this caller; nobody else's has it."""
+        return sha256(f"{self._guard.by}/{upload}".encode()).hexdigest()[:32]
 
-    def _mine(self, tenant: str) -> str:
+    def _tenant(self, tenant: str) -> str:
         meant = self._guard.tenant(tenant)
         if not self._guard.caller.sees(meant):
             raise NotPermitted(
@@ -387,23 +340,22 @@ class BatchApi:
         return meant
 
     async def file(self, file_id: str) -> StoredFile:
-        file = await self._keeper.batch_store.file(file_id)
+        file = await self._service.files.get(file_id)
         if file is None or not self._guard.caller.sees(file.tenant):
             raise NotFound(f"no file {file_id[:200]!r}", hint="GET /v1/files lists those there are")
         return file
 
-    async def files(self, query: BatchStoreQuery) -> builtins.list[StoredFile]:
+    async def files(self, query: PageQuery) -> builtins.list[StoredFile]:
         mine = self._narrowed(query)
-        return [] if mine is None else await self._keeper.batch_store.files(mine)
+        return [] if mine is None else await self._service.files.page(mine)
 
     async def read_file(self, file_id: str, start: int, length: int) -> bytes:
-        await self.file(file_id)
-        return await self._keeper.batch_store.read(file_id, start, length)
+        return await self._service.blobs.read((await self.file(file_id)).pointer, start, length)
 
     async def delete_file(self, file_id: str) -> None:
         file = await self.file(file_id)
-        with self._guard.doing("file.delete", file.id, role=KeyRole.SUBMIT):
-            await self._keeper.delete_file(file)
+        with self._guard.doing(Batches.delete_file, file.id):
+            await self._service.delete_file(file)
 
     # -- batches ------------------------------------------------------------------
 
@@ -417,34 +369,38 @@ class BatchApi:
         output_expires_after: int | None = None,
     ) -> Batch:
         file = await self.file(input_file_id)
-        with self._guard.doing("batch.create", input_file_id, role=KeyRole.SUBMIT):
-            return await self._keeper.create(
-                file,
-                endpoint,
-                by=self._guard.by,
-                window=completion_window,
+        with self._guard.doing(Batches.create, input_file_id):
+            batch = Batch(
+                endpoint=endpoint,
+                input_file_id=input_file_id,
+                completion_window=completion_window,
+                expires_at=0.0,
                 metadata=metadata,
                 output_expires_after=output_expires_after,
             )
+            return await self._service.create(file, completion_window, batch, by=self._guard.by)
 
     async def get(self, batch_id: str) -> Batch:
-        batch = await self._keeper.get(batch_id)
-        if batch is None or not self._guard.caller.sees(batch.tenant):
+        return await self._service.view(await self._job(batch_id))
+
+    async def _job(self, batch_id: str) -> Job:
+        job = await self._service.job(batch_id)
+        if job is None or not self._guard.caller.sees(job.request.tenant):
             raise NotFound(
                 f"no batch {batch_id[:200]!r}", hint="GET /v1/batches lists those there are"
             )
-        return batch
+        return job
 
-    async def list(self, query: BatchStoreQuery) -> builtins.list[Batch]:
+    async def list(self, query: PageQuery) -> builtins.list[Batch]:
         mine = self._narrowed(query)
-        return [] if mine is None else await self._keeper.list(mine)
+        return [] if mine is None else await self._service.list(mine)
 
     async def cancel(self, batch_id: str) -> Batch:
-        await self.get(batch_id)
-        with self._guard.doing("batch.cancel", batch_id, role=KeyRole.SUBMIT):
-            return await self._keeper.cancel(batch_id)
+        job = await self._job(batch_id)
+        with self._guard.doing(Batches.cancel, batch_id):
+            return await self._service.cancel(job, self._guard.by)
 
-    def _narrowed(self, query: BatchStoreQuery) -> BatchStoreQuery | None:
+    def _narrowed(self, query: PageQuery) -> PageQuery | None:
         """Within the caller's sight; None if nothing of it is."""
         if not 1 <= query.limit <= MAX_PAGE:
             raise InvalidRequest("limit", f"must be between 1 and {MAX_PAGE}")

@@ -1,23 +1,36 @@
-"""Files of many requests, and what becomes of them: batches.
+"""OpenAI's files and batches: their values, and what an EngineApi offers for them.
 
-A batch is a file with one request a line. Each line becomes a canonical job, and when all have
-ended their answers become a file again, in the order of the lines. A `BatchStore` keeps files and
-the records of batches; everything about the lines is in the store of jobs, so that a batch is taken
-up where it stood from these two alone.
+A batch is a job of the topic `job.batch`; its input, its checkpoint and its result are a `Batch`
+record each. Every line of its input file is a child job. Files are blobs; their records are shared
+values of the engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import builtins
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from hashlib import sha256
+from secrets import token_hex
+from typing import Protocol
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from penstock.core.errors import NotFound, PenstockError
+from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.core.job import Job
 from penstock.lifecycles.batch import BATCH, BatchStatus
+from penstock.ports.operations import KeyRole, operation
+from penstock.ports.shared_state import SharedState
+
+TOPIC = "job.batch"
+ROW = "batch"
+"""The name of the row that has the record while the batch runs."""
+_FILES = "openai.file/"
+_PART = 1 << 20
+"""Bytes of an upload that are sent at once."""
 
 
 class Purpose(StrEnum):
@@ -39,6 +52,8 @@ class StoredFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int = 0
     expires_at: float | None = None
     """When it is deleted, if that was said; else the retention is what counts."""
+    pointer: str = ""
+    """The blob that has its content."""
 
 
 class RequestCounts(Struct, frozen=True):
@@ -60,16 +75,14 @@ class BatchError(Struct, frozen=True, kw_only=True):
 
 
 class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    id: str
-    """`batch_` and letters; the `workflow_id` of its jobs."""
+    id: str = ""
+    """That of its job, and the `workflow_id` of its lines' jobs."""
     endpoint: str
     input_file_id: str
     completion_window: str
-    created_at: float
     expires_at: float
-    tenant: str
-    principal: str
-    """On whose word its jobs are submitted."""
+    created_at: float = 0.0
+    tenant: str = ""
     status: BatchStatus = BatchStatus.VALIDATING
     request_counts: RequestCounts = RequestCounts()
     errors: tuple[BatchError, ...] = ()
@@ -97,10 +110,19 @@ class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.completed_at or self.failed_at or self.cancelled_at or self.expired_at
 
 
-# -- where they are kept ------------------------------------------------------------
+def read_batch(record: bytes, job: Job | None = None) -> Batch:
+    """The record of a batch; id and tenant are those of its job. Raises InvalidRequest."""
+    try:
+        batch = msgspec.json.decode(record, type=Batch)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest("input", f"is not the record of a batch: {error}") from None
+    if job is None:
+        return batch
+    created_at = batch.created_at or job.accepted_at
+    return replace(batch, id=job.job_id, tenant=job.request.tenant, created_at=created_at)
 
 
-class BatchStoreQuery(Struct, frozen=True, kw_only=True):
+class PageQuery(Struct, frozen=True, kw_only=True):
     """Which files or batches, newest first."""
 
     tenant: str | None = None
@@ -110,69 +132,47 @@ class BatchStoreQuery(Struct, frozen=True, kw_only=True):
     """The id that ended the page before."""
     limit: int = 20
     oldest_first: bool = False
+    """Of files only."""
 
 
-class Draft(Protocol):
-    """A file that is being written: nobody sees it, and a crash takes it away."""
+class FileRecords:
+    """The records of files, as shared values of the engine."""
 
-    @property
-    def size(self) -> int: ...
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
 
-    async def write(self, data: bytes) -> None: ...
+    async def get(self, file_id: str) -> StoredFile | None:
+        record = await self._state.read(_FILES + file_id[:200])
+        return None if record is None else _decode(record)
 
-    async def keep(self, file: StoredFile) -> StoredFile:
-        """Make it that file, whole and durable, in the place of one with the same id.
+    async def all(self) -> list[StoredFile]:
+        return [*map(_decode, (await self._state.read_all(_FILES)).values())]
 
-        Answers it with its size. After that the draft is used up."""
+    async def page(self, query: PageQuery) -> list[StoredFile]:
+        """Raises NotFound if there is no `after`."""
+        found = [
+            file
+            for file in await self.all()
+            if query.tenant in (None, file.tenant) and query.purpose in (None, file.purpose)
+        ]
+        found.sort(key=lambda file: (file.created_at, file.id), reverse=not query.oldest_first)
+        start = 0
+        if query.after is not None:
+            ids = [file.id for file in found]
+            if query.after not in ids:
+                raise NotFound(f"after: there is no {query.after!r} here")
+            start = ids.index(query.after) + 1
+        return found[start : start + query.limit]
 
-    async def drop(self) -> None:
-        """Forget it; without effect on one that is used up."""
-
-
-class BatchStore(Protocol):
-    """Whatever was kept or put is there after any crash; whatever was not is not."""
-
-    async def open(self) -> None:
-        """Take up what is there, and clear away what a crash left half-made."""
-
-    async def draft(self) -> Draft: ...
-
-    async def file(self, file_id: str) -> StoredFile | None: ...
-
-    async def files(self, query: BatchStoreQuery) -> builtins.list[StoredFile]: ...
-
-    async def read(self, file_id: str, start: int, length: int) -> bytes:
-        """A part of its content; short only where it ends. Raises NotFound."""
-
-    async def remove_file(self, file_id: str) -> bool:
-        """False if there was none."""
-
-    async def put_batch(self, batch: Batch) -> None:
+    async def put(self, file: StoredFile) -> None:
         """Keep the record, in the place of one with the same id."""
+        await self._state.write(_FILES + file.id, msgspec.json.encode(file))
 
-    async def batch(self, batch_id: str) -> Batch | None: ...
-
-    async def batches(self, query: BatchStoreQuery) -> builtins.list[Batch]: ...
-
-    async def remove_batch(self, batch_id: str) -> bool: ...
+    async def delete(self, file_id: str) -> None:
+        await self._state.write(_FILES + file_id, None)
 
 
-S = TypeVar("S", StoredFile, Batch)
-
-
-def page_of(kept: Iterable[S], query: BatchStoreQuery) -> list[S]:
-    """What a query asks for, of all there is. Raises NotFound if its `after` is not among it."""
-    found = [one for one in kept if query.tenant in (None, one.tenant)]
-    if query.purpose is not None:
-        found = [one for one in found if getattr(one, "purpose", None) == query.purpose]
-    found.sort(key=lambda one: (one.created_at, one.id), reverse=not query.oldest_first)
-    start = 0
-    if query.after is not None:
-        ids = [one.id for one in found]
-        if query.after not in ids:
-            raise NotFound(f"after: there is no {query.after!r} here")
-        start = ids.index(query.after) + 1
-    return found[start : start + query.limit]
+_decode = msgspec.json.Decoder(StoredFile).decode
 
 
 # -- what lines say -----------------------------------------------------------------
@@ -204,35 +204,40 @@ class BatchFormat(Protocol):
 
 
 class Batches(Protocol):
-    async def begin_upload(self) -> str:
-        """A file that is going to be written in parts; the answer names it until it is kept."""
+    @operation("write_upload", role=KeyRole.SUBMIT, action="file.create")
+    async def write_upload(self, upload: str, start: int, data: bytes) -> None:
+        """Write a part of a file; `upload` is a name that the caller made at random
+        (32 hexadecimal digits). An upload that nobody keeps is deleted. Raises TooLarge."""
 
-    async def write_upload(self, upload_id: str, data: bytes) -> None:
-        """The next part. Raises TooLarge."""
-
+    @operation("keep_upload", role=KeyRole.SUBMIT, action="file.create", once=True)
     async def keep_upload(
         self,
-        upload_id: str,
+        upload: str,
+        digest: str,
+        size: int,
         filename: str,
         purpose: str,
         *,
         tenant: str = "default",
         expires_after: int | None = None,
     ) -> StoredFile:
-        """The file, durable. `expires_after`: seconds for which it is kept."""
+        """The file, durable. `digest` is the SHA-256 of its content; `expires_after`: seconds for
+        which it is kept."""
 
-    async def drop_upload(self, upload_id: str) -> None: ...
+    async def drop_upload(self, upload: str) -> None: ...
 
     async def file(self, file_id: str) -> StoredFile: ...
 
-    async def files(self, query: BatchStoreQuery) -> builtins.list[StoredFile]: ...
+    async def files(self, query: PageQuery) -> builtins.list[StoredFile]: ...
 
     async def read_file(self, file_id: str, start: int, length: int) -> bytes:
         """A part of its content; short only where it ends."""
 
+    @operation("delete_file", role=KeyRole.SUBMIT, once=True)
     async def delete_file(self, file_id: str) -> None:
         """Raises Conflict for the input of a batch that has not ended."""
 
+    @operation("create_batch", role=KeyRole.SUBMIT, once=True)
     async def create(
         self,
         input_file_id: str,
@@ -242,11 +247,51 @@ class Batches(Protocol):
         metadata: Mapping[str, str] | None = None,
         output_expires_after: int | None = None,
     ) -> Batch:
-        """Durable when this returns; its lines are looked at and submitted afterwards."""
+        """Durable when this returns; its lines are checked and submitted afterwards."""
 
     async def get(self, batch_id: str) -> Batch: ...
 
-    async def list(self, query: BatchStoreQuery) -> builtins.list[Batch]: ...
+    async def list(self, query: PageQuery) -> builtins.list[Batch]: ...
 
+    @operation("cancel_batch", role=KeyRole.SUBMIT)
     async def cancel(self, batch_id: str) -> Batch:
-        """Ask for its end; what runs is ended, what is done is kept. Raises Conflict."""
+        """End it; what runs is ended, what is done is kept. Raises Conflict."""
+
+
+class FileUpload:
+    """A file that is being uploaded, part by part."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches, self._name = batches, token_hex(16)
+        self._hash, self._sent = sha256(), 0
+        self._gathered = bytearray()
+
+    async def write(self, data: bytes) -> None:
+        """Raises TooLarge."""
+        self._gathered += data
+        if len(self._gathered) >= _PART:
+            await self._send()
+
+    async def _send(self) -> None:
+        part, self._gathered = bytes(self._gathered), bytearray()
+        if part:
+            await asyncio.to_thread(self._hash.update, part)
+            await self._batches.write_upload(self._name, self._sent, part)
+            self._sent += len(part)
+
+    async def keep(
+        self,
+        filename: str,
+        purpose: str = Purpose.BATCH,
+        *,
+        tenant: str = "default",
+        expires_after: int | None = None,
+    ) -> StoredFile:
+        await self._send()
+        digest = self._hash.hexdigest()
+        facts = (self._name, digest, self._sent, filename, purpose)
+        return await self._batches.keep_upload(*facts, tenant=tenant, expires_after=expires_after)
+
+    async def drop(self) -> None:
+        """Forget it; without effect on one that was kept."""
+        await self._batches.drop_upload(self._name)

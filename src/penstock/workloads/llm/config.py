@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from penstock.config import Settings
@@ -19,7 +21,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     """How models are loaded."""
 
     models_dir: Path | None = None
-    """Where `penstock models` keeps them."""
+    """Where `penstock model` keeps them."""
     models: tuple[str, ...] = ()
     """Names in that folder, or files; the first is the default. None means all in the folder."""
     slots: Annotated[int, Meta(ge=1, le=256)] = 8
@@ -50,16 +52,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 def model_config(settings: Settings) -> ModelConfig | None:
     """How models are loaded under an engine; None if it serves none."""
-    if not settings.models:
+    if not settings.models.serve:
         return None
-    return ModelConfig(
+    return replace(
+        msgspec.convert(settings.models, ModelConfig, from_attributes=True),
         models_dir=settings.model_folder,
-        models=tuple(model for model in settings.models if model != ALL),
-        slots=settings.model_slots,
-        context=settings.model_context,
-        threads=settings.model_threads,
-        memory=settings.model_memory,
-        gpu_layers=settings.model_gpu_layers,
-        tensor_split=settings.model_tensor_split,
-        projector_gpu=settings.model_projector_gpu,
+        models=tuple(model for model in settings.models.serve if model != ALL),
     )

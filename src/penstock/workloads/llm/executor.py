@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from penstock import values
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import TopicDefaults
 from penstock.core.verdict import Constraints
@@ -23,6 +24,7 @@ from penstock.models.values import public_facts
 from penstock.ports.executor import (
     MODELS,
     PAUSED,
+    SCHEMA,
     Context,
     Environment,
     Outcome,
@@ -30,9 +32,10 @@ from penstock.ports.executor import (
     TopicPaused,
 )
 from penstock.workloads.llm.health import EngineHealth, RunnerHealth
-from penstock.workloads.llm.runner import ProgressListener, Runner, TenantRunner, answer, choices_of
+from penstock.workloads.llm.runner import ProgressListener, Runner, answer, choices_of
 from penstock.workloads.llm.values import (
     TOPICS,
+    ChatRequest,
     Delta,
     EmbeddingRequest,
     EngineCrashed,
@@ -46,14 +49,17 @@ from penstock.workloads.llm.values import (
 log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
-_DEFAULTS = TopicDefaults(idempotent=True)
+DEFAULTS = TopicDefaults(idempotent=True)
 """An answer changes nothing outside: a job whose worker was lost is simply computed again."""
+CHAT = {
+    "description": "Answers a conversation with a language model.",
+    "input": values.json_schema(ChatRequest),
+}
+"""What a model's topic takes, for those who only chat; `read_request` reads other kinds, too."""
 _CRASHES = 3
 """How often the engine may die under a job, the last time alone, before the job is to blame."""
 _REMEMBERED = 1000
 """Suspects that are known when they come back."""
-_LOOK = 0.25
-"""Seconds between two looks at an engine that a job waits for."""
 
 
 class LlmExecutor:
@@ -67,20 +73,16 @@ class LlmExecutor:
         models: Sequence[str] = (),
         *,
         prefix: str = TOPICS,
-        supervised: bool = True,
         memory_setting: str = "model_memory",
-        runner_for: Callable[[str], Runner] | None = None,
     ) -> None:
-        """`supervised`: a failure of the engine pauses its model's jobs. False for a runner that
-        replaces what failed by itself: its failures are the job's."""
         self._runner = runner
         self._models = tuple(models)
         self._prefix, self._memory_setting = prefix, memory_setting
-        self._tenant_runner = runner_for
         self.topics = tuple(prefix + model for model in models)
-        self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, _DEFAULTS)
+        self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, DEFAULTS)
+        self._schemas = {SCHEMA + topic: CHAT for topic in self.topics}
         self._loading: asyncio.Task[None] | None = None
-        self._health = runner.health if runner is not None and supervised else None
+        self._health = runner.health if runner is not None else None
         if self._health is not None:
             self._health.listeners.append(_log_change)
         self._known: dict[str, dict[str, Any]] = {}
@@ -91,10 +93,10 @@ class LlmExecutor:
     def facts(self) -> Mapping[str, Any]:
         """What the models are and the state of their engines; topics whose jobs wait, and why."""
         if self._health is None:
-            return {}
+            return self._schemas
         ill = {self._prefix + model: str(why) for model, why in self._health.ill.items()}
         models = {topic: self._known.get(topic, {}) | self._state(topic) for topic in self.topics}
-        return {MODELS: models, PAUSED: ill} if ill else {MODELS: models}
+        return {MODELS: models, **self._schemas, **({PAUSED: ill} if ill else {})}
 
     def _state(self, topic: str) -> dict[str, Any]:
         assert self._health is not None
@@ -124,7 +126,7 @@ class LlmExecutor:
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
         model = task.request.topic.removeprefix(self._prefix)
-        if self._runner is None or model not in self._models:
+        if self._runner is None or self._health is None or model not in self._models:
             return _failure("UNKNOWN_TOPIC", f"no model {model!r} is served here")
         if (unmet := _unmet(task.constraints, self._memory_setting)) is not None:
             return unmet
@@ -132,24 +134,11 @@ class LlmExecutor:
             ask = read_request(task.payload)
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
-        runner = self._runner_for(task.request.tenant)
-        if self._health is None:
-            try:
-                return await _answered(runner, model, ask, ctx, _stream_to(ctx))
-            except LlmFailure as failure:
-                return _failure(failure.code, failure.message)
+        runner = self._runner.for_tenant(task.request.tenant)
         outcome = await self._supervised(self._health, runner, model, ask, ctx)
         if not self._known.get(task.request.topic, {}).get("context"):
             await self._learn(self._runner)  # it is loaded now
         return outcome
-
-    def _runner_for(self, tenant: str) -> Runner:
-        assert self._runner is not None
-        if self._tenant_runner is not None:
-            return self._tenant_runner(tenant)
-        if isinstance(self._runner, TenantRunner):
-            return self._runner.for_tenant(tenant)
-        return self._runner
 
     async def _supervised(
         self,
@@ -208,7 +197,7 @@ class LlmExecutor:
         """A job that may begin only once can't be handed back: it waits here."""
         while (now := health.of(model)).is_ill:
             ctx.progress(None, f"waits for the engine: {now}")
-            await asyncio.sleep(_LOOK)
+            await health.change(model)
 
     async def close(self) -> None:
         if self._loading is not None:

@@ -127,6 +127,8 @@ class _Record:
         self.doubtful = False
         """Whether a job was blamed, and nothing was answered since."""
         self.probing: asyncio.Task[None] | None = None
+        self.changed = asyncio.Event()
+        """Set, and replaced, when the illness begins, changes or ends."""
 
 
 def _always_ready(model: str) -> EngineState:
@@ -182,6 +184,10 @@ class RunnerHealth:
         health = self.of(model)
         if health.code is not None:
             raise EngineUnavailable(health.code, health.cause)
+
+    async def change(self, model: str) -> None:
+        """Until its illness begins, changes or ends."""
+        await self._record(model).changed.wait()
 
     def fail(self, model: str, failure: LlmFailure) -> None:
         """The engine can't do its work: it is ill from now on, and probed later and later. Fine
@@ -259,5 +265,7 @@ class RunnerHealth:
         if illness == record.illness:
             return
         record.illness = illness
+        record.changed.set()
+        record.changed = asyncio.Event()
         for listener in self.listeners:
             listener(model, self.of(model))

@@ -1,4 +1,4 @@
-"""The one seam to whatever computes: used by the spool, by jobs of an engine, by the HTTP door.
+"""The one seam to whatever computes: used by the spool, by jobs of an engine, by the HTTP API.
 
 A Runner holds models in memory and computes many answers at once. It runs no queue: whoever
 calls has taken care of who may, who is first, and what happens after a crash.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.workloads.llm.tools import ToolAnswer, is_forced, plan_of
 from penstock.workloads.llm.values import (
@@ -62,6 +62,9 @@ class Runner(Protocol):
     def health(self) -> RunnerHealth:
         """Whether the engine of each model is loading, ready, ill or gone."""
 
+    def for_tenant(self, tenant: str) -> Runner:
+        """The same runner, which uses again what it computed for this tenant and for no other."""
+
     async def models(self) -> Sequence[ModelFacts]:
         """All that it could load, the default one first."""
 
@@ -91,14 +94,6 @@ class Runner(Protocol):
 
     async def close(self) -> None:
         """End every computation, and give everything back."""
-
-
-@runtime_checkable
-class TenantRunner(Protocol):
-    """A Runner that uses again what it has computed of earlier prompts."""
-
-    def for_tenant(self, tenant: str) -> Runner:
-        """The same runner, which uses again what it computed for this tenant and for no other."""
 
 
 def choices_of(ask: GenerationRequest) -> int:
@@ -175,7 +170,7 @@ async def generate(
     watch: ProgressListener | None = None,
 ) -> AsyncGenerator[Delta | Completion, None]:
     """As `Runner.generate`, with tools for every model: calls that are forced are, and a model
-    whose template knows no tools is told of them in words."""
+    whose template does not support tools is told of them in words."""
     if not (isinstance(ask, ChatRequest) and is_forced(ask)):
         try:
             async with aclosing(runner.generate(model, ask, choice, watch)) as pieces:

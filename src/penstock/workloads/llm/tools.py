@@ -1,5 +1,5 @@
 """Tool calls by constrained decoding: for calls that are forced, and for models whose chat
-template knows no tools.
+template does not support tools.
 
 The tools are described in the system message, and the answer follows a JSON schema of the calls
 that are allowed. So a forced call is a call whatever the model would rather say, with any Runner

@@ -1,7 +1,7 @@
 """Language-model work as values: what is asked of a model, what it says, and why it could not.
 
 The same values are a canonical job's input and result (`job.llm.<model>`, or `job.chat.<model>`
-where the model is split over nodes), what a spooled job becomes, and what the OpenAI door makes of
+where the model is split over nodes), what a spooled job becomes, and what the OpenAI API makes of
 a request.
 """
 
@@ -251,7 +251,7 @@ def read_request(payload: bytes) -> LlmRequest:
     except RecursionError:
         raise InvalidRequest("input", "is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest("input", f"is no request to a language model: {error}") from error
+        raise InvalidRequest("input", f"is not a request to a language model: {error}") from error
 
 
 # -- what comes of it ---------------------------------------------------------------

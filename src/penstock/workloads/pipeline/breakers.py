@@ -12,7 +12,7 @@ processes add up. What is read is up to `LOOK_EVERY` seconds old: so long after 
 opened a breaker, another may still make calls; and a success is not written while the breaker
 was last seen closed and without failures. So "in a row" holds exactly within one `Breakers`,
 and to a fifth of a second between them. A trial is always settled by the store: there are
-never more of them than `trials`, whoever asks.
+never more of them than `trials`, over all processes.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _move(breaker: Breaker, **changes: Any) -> Breaker:
 LOOK_EVERY = 0.2
 """Seconds for which what was read of a breaker is believed."""
 WATCH_EVERY = 1.0
-"""Seconds after which who waits for an open breaker looks whether another process closed it."""
+"""Seconds between checks whether another process closed an open breaker."""
 DEFAULT = BreakerSettings()
 PREFIX = "breaker/"
 """How the names begin that breakers are kept under."""

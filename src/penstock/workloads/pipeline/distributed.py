@@ -176,7 +176,7 @@ async def given_item(
     try:
         task = msgspec.json.decode(job.payload, type=ItemTask)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest("input", f"is no item of a run: {error}") from error
+        raise InvalidRequest("input", f"is not an item of a run: {error}") from error
     api = environment.api
     try:
         run = await api.get(task.run)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from penstock import values
 from penstock.core.check import MAX_TIMEOUT
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Job, TopicDefaults, Unique
@@ -23,7 +24,7 @@ from penstock.core.ledger import MAX_HISTORY
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
-from penstock.ports.executor import Context, Environment, Outcome, Task
+from penstock.ports.executor import SCHEMA, Context, Environment, Outcome, Task
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.context import DEFAULTS, RunOptions, RunScope
@@ -84,6 +85,10 @@ class PipelineExecutor:
                     topic_defaults[child] = TopicDefaults(timeout=MAX_TIMEOUT, idempotent=True)
         self.topic_defaults: Mapping[str, TopicDefaults] = topic_defaults
         self.topics: tuple[str, ...] = (*self._pipelines, *self._items)
+        self._schemas: dict[str, Any] = {SCHEMA + topic: None for topic in self._items}
+        for topic, info in self._infos.items():
+            schema = values.flat_schema(info.config_schema) or {"type": "object"}
+            self._schemas[SCHEMA + topic] = {"description": info.doc, "input": schema}
 
     async def open(self, environment: Environment) -> None:
         """Declare what can be started, before anything is."""
@@ -91,6 +96,10 @@ class PipelineExecutor:
             name, info = DECLARED + declared.name, msgspec.json.encode(declared)
             if await environment.state.read(name) != info:
                 await environment.state.write(name, info)
+
+    def facts(self) -> Mapping[str, Any]:
+        """What each pipeline takes; the items of its stages are submitted by its runs alone."""
+        return self._schemas
 
     def check(self, topic: str, payload: bytes) -> None:
         if (pipeline := self._pipelines.get(topic)) is not None:

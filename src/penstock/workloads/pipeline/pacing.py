@@ -1,4 +1,4 @@
-"""At most so many calls a second."""
+"""A rate limit for calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _tell(asked: asyncio.Future[None], cancel: CancelToken | None) -> Callable[[
 class Pace:
     """Lets callers through one at a time, `1 / rate` seconds apart, in the order they came.
 
-    Time that nobody used is not saved up for a burst. Who gives up waiting leaves no gap.
+    Unused time is not saved up for a burst. A cancelled waiter leaves no gap.
     """
 
     def __init__(self, rate: float, clock: Clock) -> None:

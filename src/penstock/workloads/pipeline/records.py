@@ -19,7 +19,7 @@ from penstock.core.job import NO_RETRY, RetryPolicy
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
 
 STALE_MESSAGE = "Job timed out or was orphaned"
-"""The seed's words for a job that nobody works on any more."""
+"""The seed's words for an orphaned job."""
 STALE_AFTER = 7200.0
 """Seconds without progress after which a job is stale: two hours, as the seed says."""
 
@@ -381,8 +381,8 @@ class PipelineEventKind(StrEnum):
 class PipelineEvent(Struct, frozen=True, omit_defaults=True):
     """Something that happened to a run."""
 
-    id: int
-    """Its place in the history of the run's job; progress has that of the event before it."""
+    id: int | None
+    """Its position in the history of the run's job; None for progress, which is not stored."""
     job_id: str
     at: float
     kind: PipelineEventKind

@@ -384,7 +384,7 @@ def stale_since(record: PipelineRecord, job: Job, info: PipelineInfo | None) -> 
 
 async def retried(request: JobRequest, get: Callable[[str], Awaitable[Job | None]]) -> str | None:
     """The run whose finished items this one takes over: its parent, if that is a run of the same
-    pipeline and tenant. Who submits a job may name any parent."""
+    pipeline and tenant. A submitter may name any parent."""
     parent = None if request.parent_job_id is None else await get(request.parent_job_id)
     if parent is None or parent.request.topic != request.topic:
         return None
@@ -449,7 +449,7 @@ def _cancel_effective(job: Job) -> bool | None:
 
 
 def _without_runner(record: PipelineRecord, job: Job, info: PipelineInfo | None) -> PipelineRecord:
-    """A run that nobody ended in its own words: cancelled while it waited, stale, denied, lost.
+    """A run that did not write its own end: cancelled while it waited, stale, denied, lost.
     Every stage gets an end, and the error, the alerts and the summary are there."""
     cancelled = record.status is PipelineJobStatus.CANCELLED
     reason, code = _end_of(job, cancelled=cancelled)

@@ -1,11 +1,11 @@
 """Writes down what a run does: counts its items, and checkpoints rows in batches.
 
 All that changes is gathered here. One checkpoint is under way at a time, and whatever comes
-meanwhile goes into the next: nobody waits for a timer, and a busy stage costs few commits.
+meanwhile goes into the next: there is no timer, and a busy stage costs few commits.
 Who brings more than is written waits (`RunOptions.backlog`), so that memory stays flat.
 
 While the engine is away, a checkpoint waits. It fails when another attempt has taken over;
-then the error is given to everybody who waits or comes, and nothing is written any more.
+then every waiter gets the error, and nothing is written any more.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Batch(Struct):
     """Whether the run's own row is."""
     notes: list[str] = []
     waiting: list[asyncio.Future[None]] = []
-    """Who waits until it is written."""
+    """Waiters for the write."""
 
     def settle(self, error: BaseException | None = None) -> None:
         for future in self.waiting:
@@ -190,7 +190,7 @@ class RunLog:
         self._is_writing = self._closed = False
         self._writer: asyncio.Task[None] | None = None
         self.when_broken: Callable[[], None] = lambda: None
-        """Called when nothing can be written any more: whoever works should stop now."""
+        """Called when nothing can be written any more: the run should stop now."""
         self.progress_at = self._clock.monotonic()
         """When something last got on, by the clock that never jumps."""
 
@@ -331,7 +331,7 @@ class RunLog:
         return len(self._batch.rows) >= self._backlog
 
     async def write(self) -> None:
-        """Write all that was gathered. For the run's own task, which nobody cancels."""
+        """Write all that was gathered. For the run's own task, which is never cancelled."""
         if self._is_writing:
             await self.commit()
             return

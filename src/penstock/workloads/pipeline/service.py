@@ -30,11 +30,11 @@ from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
-from penstock.ports.engine_api import KeyRole, Moved, Progressed
+from penstock.ports.engine_api import Moved, Progressed
 from penstock.ports.shared_state import SharedState
 from penstock.ports.store import JobQuery
 from penstock.workloads.pipeline.breakers import load_breaker, load_breakers, reset, store_breaker
-from penstock.workloads.pipeline.interface import MAX_PAGE, CancelAnswer, RunQuery
+from penstock.workloads.pipeline.interface import MAX_PAGE, CancelAnswer, Pipelines, RunQuery
 from penstock.workloads.pipeline.records import (
     TOPIC,
     Breaker,
@@ -88,7 +88,7 @@ _JOB_STATES = {
 
 
 class RunStore(Protocol):
-    """What is read of jobs to fold runs: a Ledger, or a reader of a store that nobody owns."""
+    """What is read of jobs to fold runs: a Ledger, or a reader of a store without an owner."""
 
     async def get(self, job_id: str) -> Job | None: ...
     async def find(self, query: JobQuery) -> list[Job]: ...
@@ -341,7 +341,7 @@ class PipelineApi:
         retry_of: str | None = None,
     ) -> PipelineRecord:
         old = None if retry_of is None else await self._job(retry_of)
-        with self._guard.doing("pipeline.start", name, role=KeyRole.SUBMIT):
+        with self._guard.doing(Pipelines.start, name):
             mine = self._mine(tenant)
             if old is not None and old.request.tenant != mine:
                 raise NotFound(f"no run {retry_of!r} of tenant {mine!r}", hint="name its tenant")
@@ -399,7 +399,7 @@ class PipelineApi:
 
     async def cancel(self, job_id: str, *, reason: str = "", timeout: float = 10.0) -> CancelAnswer:
         before = await self.get(job_id)
-        with self._guard.doing("pipeline.cancel", job_id, role=KeyRole.SUBMIT, detail=reason):
+        with self._guard.doing(Pipelines.cancel, job_id, detail=reason):
             if before.is_final:
                 return CancelAnswer(False, before.status, f"it has ended {before.status}")
             by = self._guard.by
@@ -416,7 +416,7 @@ class PipelineApi:
     async def retry_failed(self, job_id: str) -> PipelineRecord:
         job = await self._job(job_id)
         record = await self._reader.record(job)
-        self._guard.require(KeyRole.SUBMIT, "pipeline.retry_failed")
+        self._guard.require(Pipelines.retry_failed)
         if not record.is_final:
             raise IllegalMove("pipeline job", record.status, "retry_failed")
         if not record.left_undone:
@@ -429,7 +429,7 @@ class PipelineApi:
         with self._feed.reading(job_id) as updates:
             # History is read after the reader is registered: nothing falls between.
             async for event in self._reader.events(job, after):
-                after = max(after, event.id)
+                after = max(after, event.id or 0)
                 yield event
                 if event.kind is PipelineEventKind.JOB_COMPLETE:
                     return
@@ -443,24 +443,23 @@ class PipelineApi:
                     if told is not None:
                         yield told
                 elif isinstance(update, Progressed):
-                    yield await self._progress(job, after, update)
+                    yield await self._progress(job, update)
 
-    async def _progress(self, job: Job, after: int, update: Progressed) -> PipelineEvent:
+    async def _progress(self, job: Job, update: Progressed) -> PipelineEvent:
         record = await self._reader.latest(job)
         stage = record.stage(record.current_stage or "")
         data = {"fraction": update.fraction, "message": update.message}
         if stage is not None:
             data |= progress_of(stage)
         kind = PipelineEventKind.STAGE_PROGRESS
-        return PipelineEvent(after, job.job_id, self._service.clock.now(), kind, data)
+        return PipelineEvent(None, job.job_id, self._service.clock.now(), kind, data)
 
     async def breakers(self) -> builtins.list[Breaker]:
-        self._guard.require(KeyRole.OPERATE, "breakers.list")
+        self._guard.require(Pipelines.breakers)
         return await self._reader.breakers()
 
     async def reset_breaker(self, name: str) -> Breaker:
-        with self._guard.doing("breaker.reset", name, role=None):
-            self._guard.require_everywhere(KeyRole.OPERATE, "breaker.reset")
+        with self._guard.doing(Pipelines.reset_breaker, name):
             shared = self._service.shared
             while True:
                 breaker = await load_breaker(shared, name)
@@ -475,7 +474,7 @@ class PipelineApi:
         job = self._guard.shown(await self._jobs.get(job_id), job_id)
         if pipeline_of(job.request.topic) is None:
             raise NotFound(
-                f"job {job_id} is not a run of a pipeline", hint="'penstock show' tells what it is"
+                f"job {job_id} is not a run of a pipeline", hint="'penstock show' says what it is"
             )
         return job
 

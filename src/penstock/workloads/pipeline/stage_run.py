@@ -1,4 +1,4 @@
-"""One stage of one run: its items are listed, and then run, so many at once.
+"""One stage of one run: its items are listed, and then run concurrently.
 
 The items of a map stage come from a field of the config, from the outputs of a stage before, or
 from a function of (config, ctx). They are read in pages; nothing here holds them all.
@@ -51,7 +51,7 @@ class StageFailed(Exception):
 
 
 class Lister:
-    """Lists the items of one map stage. Their `seq` is left to whoever takes them."""
+    """Lists the items of one map stage. Their `seq` is set by the caller."""
 
     def __init__(self, runner: ItemRunner, stage: Stage, cancel: CancelToken) -> None:
         self._runner, self._stage, self._cancel = runner, stage, cancel
@@ -163,7 +163,7 @@ class Lister:
     def _iterable(self, found: Any, where: str) -> Iterable[Any]:
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             kind = type(found).__name__
-            raise StageFailed(WRONG_TYPE, f"{where} gave {kind}, which is no list of items")
+            raise StageFailed(WRONG_TYPE, f"{where} gave {kind}, which is not a list of items")
         return found
 
     # -- keys ---------------------------------------------------------------------

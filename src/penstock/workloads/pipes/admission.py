@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.workloads.pipes.llm_model import LlmModel
 
 
-class _Guest(Struct):
+class _Reservation(Struct):
     """A job that waits for room."""
 
     sender: str
@@ -36,7 +36,7 @@ class _Guest(Struct):
 
 
 class Admission:
-    """`answer` takes an Opened to whoever asked; `after_pass` has something done by the thread that
+    """`answer` sends an Opened to the sender; `after_pass` has something done by the thread that
     computes, between two passes."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Admission:
         self._num_layers = num_layers
         self._segments, self._outbox, self._answer = segments, outbox, answer
         self._after_pass, self._refused, self._now = after_pass, refused, now
-        self._waiting: deque[_Guest] = deque()
+        self._waiting: deque[_Reservation] = deque()
         self.closing = ""
         """Why nobody is let in any more."""
 
@@ -73,25 +73,27 @@ class Admission:
         except LlmFailure as failure:
             self._refuse(sender, message, failure)
             return
-        guest = _Guest(
+        reservation = _Reservation(
             sender, message, self._now() + min(self._config.open_timeout, message.deadline)
         )
-        if self._waiting or not self._let_in(guest):
-            self._wait(guest)
+        if self._waiting or not self._let_in(reservation):
+            self._wait(reservation)
 
     def retry(self) -> None:
         """Room was given back, or time has passed."""
         now = self._now()
         while self._waiting and (self._waiting[0].until <= now or self._let_in(self._waiting[0])):
-            guest = self._waiting.popleft()
-            if guest.until <= now and guest.message.job_id not in self._jobs:
+            reservation = self._waiting.popleft()
+            if reservation.until <= now and reservation.message.job_id not in self._jobs:
                 self._refuse(
-                    guest.sender, guest.message, self._no_room("there was no room in time")
+                    reservation.sender,
+                    reservation.message,
+                    self._no_room("there was no room in time"),
                 )
 
     def end(self, sender: str, message: End) -> None:
         """From a job's origin only."""
-        self._forget_guest(sender, message.job_id)
+        self._forget_reservation(sender, message.job_id)
         job = self._jobs.get(message.job_id)
         if job is None:
             return
@@ -102,7 +104,9 @@ class Admission:
 
     def lose(self, origin: str) -> None:
         """An origin is gone: nobody will ask for its jobs again."""
-        self._waiting = deque(guest for guest in self._waiting if guest.sender != origin)
+        self._waiting = deque(
+            reservation for reservation in self._waiting if reservation.sender != origin
+        )
         for job in self._jobs.of_origin(origin):
             self._end(job.job_id, f"its origin {origin} is gone")
 
@@ -116,7 +120,7 @@ class Admission:
     def _check(self, sender: str, message: Open) -> None:
         if self.closing:
             raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, f"{self._node_id} {self.closing}")
-        waits = any(guest.message.job_id == message.job_id for guest in self._waiting)
+        waits = any(reservation.message.job_id == message.job_id for reservation in self._waiting)
         if waits or message.job_id in self._jobs:
             raise LlmFailure(LlmCode.ENGINE_ERROR, "a job with this id is open already")
         if message.model != self._config.model:
@@ -148,22 +152,22 @@ class Admission:
         held = (segment.layers for segment in self._segments())
         return any(layers.start <= hop.start and hop.end <= layers.end for layers in held)
 
-    def _let_in(self, guest: _Guest) -> bool:
+    def _let_in(self, reservation: _Reservation) -> bool:
         """False if there is no room now."""
         if len(self._jobs) >= self._config.max_jobs:
             return False
-        message = guest.message
+        message = reservation.message
         layers = [n for hop in self._own(message) for n in range(hop.start, hop.end)]
         try:
             self._check_layers(message)  # it may have got others while this one waited
-            cache, have = self._room(guest.sender, message, layers)
+            cache, have = self._room(reservation.sender, message, layers)
         except CacheFull:
             return False
         except LlmFailure as failure:
-            self._refuse(guest.sender, message, failure)
+            self._refuse(reservation.sender, message, failure)
             return True
-        self._jobs.add(self._job(guest.sender, message, cache), self._pipe(message))
-        self._answer(guest.sender, Opened(job_id=message.job_id, ok=True, have=have))
+        self._jobs.add(self._job(reservation.sender, message, cache), self._pipe(message))
+        self._answer(reservation.sender, Opened(job_id=message.job_id, ok=True, have=have))
         return True
 
     def _room(self, sender: str, message: Open, layers: list[int]) -> tuple[JobCache | None, int]:
@@ -197,19 +201,19 @@ class Admission:
             self._outbox,
         )
 
-    def _wait(self, guest: _Guest) -> None:
+    def _wait(self, reservation: _Reservation) -> None:
         if len(self._waiting) >= self._config.max_waiting:
-            failure = self._no_room(f"{len(self._waiting)} jobs wait already")
-            self._refuse(guest.sender, guest.message, failure)
+            failure = self._no_room(f"queue is full (max_waiting={self._config.max_waiting})")
+            self._refuse(reservation.sender, reservation.message, failure)
             return
-        self._waiting.append(guest)
-        reason = f"waits for room on {self._node_id}: {self._why(guest)}"
+        self._waiting.append(reservation)
+        reason = f"waits for room on {self._node_id}: {self._why(reservation)}"
         self._answer(
-            guest.sender,
-            Opened(job_id=guest.message.job_id, ok=False, waiting=True, reason=reason),
+            reservation.sender,
+            Opened(job_id=reservation.message.job_id, ok=False, waiting=True, reason=reason),
         )
 
-    def _why(self, guest: _Guest) -> str:
+    def _why(self, reservation: _Reservation) -> str:
         if len(self._jobs) >= self._config.max_jobs:
             return f"it has {len(self._jobs)} jobs, as many as it takes"
         if len(self._waiting) > 1:
@@ -229,11 +233,11 @@ class Admission:
 
     # -- ending ---------------------------------------------------------------------
 
-    def _forget_guest(self, sender: str, job_id: bytes) -> None:
+    def _forget_reservation(self, sender: str, job_id: bytes) -> None:
         self._waiting = deque(
-            guest
-            for guest in self._waiting
-            if (guest.sender, guest.message.job_id) != (sender, job_id)
+            reservation
+            for reservation in self._waiting
+            if (reservation.sender, reservation.message.job_id) != (sender, job_id)
         )
 
     def _end(self, job_id: bytes, reason: str, keep: float = 0) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import ComputeStep
-from penstock.workloads.pipes.lanes import Lanes, Pass
+from penstock.workloads.pipes.job_queues import ForwardStep, JobQueues
 from penstock.workloads.pipes.processor import Head, Layers
 
 if TYPE_CHECKING:
@@ -25,34 +25,34 @@ class Group(NamedTuple):
 
     model: LlmModel
     end: int
-    passes: list[Pass]
+    passes: list[ForwardStep]
 
 
 class Batches:
-    def __init__(self, lanes: Lanes, config: LpConfig) -> None:
-        self._lanes = lanes
+    def __init__(self, queues: JobQueues, config: LpConfig) -> None:
+        self._queues = queues
         self._pass_tokens, self._chunk = config.pass_tokens, config.prefill_chunk_size
 
     # -- layers ---------------------------------------------------------------------
 
-    def choose(self) -> list[Pass]:
+    def choose(self) -> list[ForwardStep]:
         """Who takes part in the next pass through layers: steps of running answers first, then
         chunks of prompts as far as there is room. At least one of each: none starves."""
         left = self._pass_tokens
-        chosen: list[Pass] = []
-        for queue in (self._lanes.steps, self._lanes.chunks):
+        chosen: list[ForwardStep] = []
+        for queue in (self._queues.steps, self._queues.chunks):
             is_first = True
             while queue and (is_first or queue[0].job.count <= left):
                 one = queue.popleft()
                 if one.job.cancelled:
-                    self._lanes.drop(one)
+                    self._queues.drop(one)
                     continue
                 chosen.append(one)
                 is_first = False
                 left -= one.job.count
         return chosen
 
-    def compute_layers(self, going: list[Pass]) -> None:
+    def compute_layers(self, going: list[ForwardStep]) -> None:
         """All of them, through all layers that they find here one after the other."""
         while going:
             group, going = next_group(going)
@@ -60,14 +60,14 @@ class Batches:
                 sequence = one.job.sequence
                 if one.job.current_layer < _layers(one).end:
                     going.append(one)
-                elif not self._lanes.go_on(one):
-                    self._lanes.move(one.lane)
+                elif not self._queues.go_on(one):
+                    self._queues.move(one.queue)
                 elif isinstance(one.need, Layers) and one.job.sequence == sequence:
                     going.append(one)
                 else:  # at the head, or with the next chunk of its prompt: others come first
-                    self._lanes.queue(one)
+                    self._queues.enqueue(one)
 
-    def _through(self, group: Group) -> list[Pass]:
+    def _through(self, group: Group) -> list[ForwardStep]:
         """Who came through."""
         jobs = [one.job for one in group.passes]
         before = [(job.current_layer, job.compute_step, job.data) for job in jobs]
@@ -76,7 +76,7 @@ class Batches:
             group.model.process_jobs(jobs, group.end)
         except Exception as error:
             if len(jobs) == 1:
-                self._lanes.drop(group.passes[0], error)
+                self._queues.drop(group.passes[0], error)
                 return []
             for job, (layer, step, data) in zip(jobs, before, strict=True):
                 job.current_layer, job.compute_step, job.data = layer, step, data
@@ -92,24 +92,24 @@ class Batches:
     def compute_heads(self) -> None:
         """The next token of every job that is at its head."""
         began = time.perf_counter()
-        heads, self._lanes.heads = self._lanes.heads, []
+        heads, self._queues.heads = self._queues.heads, []
         chosen = [one for one in self._to_logits(self._wanted(heads)) if self._chose(one)]
         self._embed(chosen)
         took = time.perf_counter() - began
         for one in chosen:
             one.processor.head_seconds = took
-            if self._lanes.go_on(one):
-                self._lanes.queue(one)
+            if self._queues.go_on(one):
+                self._queues.enqueue(one)
             else:
-                self._lanes.move(one.lane)
+                self._queues.move(one.queue)
 
-    def _wanted(self, passes: list[Pass]) -> list[Pass]:
+    def _wanted(self, passes: list[ForwardStep]) -> list[ForwardStep]:
         for one in passes:
             if one.job.cancelled:
-                self._lanes.drop(one)
+                self._queues.drop(one)
         return [one for one in passes if not one.job.cancelled]
 
-    def _to_logits(self, heads: list[Pass]) -> list[Pass]:
+    def _to_logits(self, heads: list[ForwardStep]) -> list[ForwardStep]:
         """Who has them."""
         if not heads:
             return []
@@ -121,23 +121,23 @@ class Batches:
             end_model.compute_head(jobs)
         except Exception as error:
             if len(jobs) == 1:
-                self._lanes.drop(heads[0], error)
+                self._queues.drop(heads[0], error)
                 return []
             for job, (step, data) in zip(jobs, before, strict=True):
                 job.compute_step, job.data = step, data
             return [came for one in heads for came in self._to_logits([one])]
         return heads
 
-    def _chose(self, one: Pass) -> bool:
+    def _chose(self, one: ForwardStep) -> bool:
         """Each by its own sampler."""
         try:
             _end_model(one).choose(one.job)
         except Exception as error:
-            self._lanes.drop(one, error)
+            self._queues.drop(one, error)
             return False
         return True
 
-    def _embed(self, chosen: Sequence[Pass]) -> None:
+    def _embed(self, chosen: Sequence[ForwardStep]) -> None:
         """The new tokens of several jobs in one go: they are past EMBED then."""
         if len(chosen) < 2:
             return
@@ -155,14 +155,14 @@ class Batches:
             one.processor.embedded(began)
 
 
-def next_group(going: Sequence[Pass]) -> tuple[Group, list[Pass]]:
+def next_group(going: Sequence[ForwardStep]) -> tuple[Group, list[ForwardStep]]:
     """Those that are furthest behind, and the others. They go no further than to where others
     wait for the same layers, so that from there on they go together."""
     first = min(going, key=lambda one: one.job.current_layer)
     model, end = _layers(first)
     layer = first.job.current_layer
-    together: list[Pass] = []
-    apart: list[Pass] = []
+    together: list[ForwardStep] = []
+    apart: list[ForwardStep] = []
     for one in going:
         need = _layers(one)
         if need.model is not model:
@@ -176,11 +176,11 @@ def next_group(going: Sequence[Pass]) -> tuple[Group, list[Pass]]:
     return Group(model, end, together), apart
 
 
-def _layers(one: Pass) -> Layers:
+def _layers(one: ForwardStep) -> Layers:
     assert isinstance(one.need, Layers)
     return one.need
 
 
-def _end_model(one: Pass) -> EndModel:
+def _end_model(one: ForwardStep) -> EndModel:
     assert isinstance(one.need, Head)
     return one.need.end_model

@@ -14,14 +14,14 @@ import torch
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.generation import Broken
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
 from penstock.workloads.pipes.network_job import NetworkJob
-from penstock.workloads.pipes.spotcheck import TOKENS, chosen, differ, recomputed, way_of
-from penstock.workloads.pipes.trip import Broken
+from penstock.workloads.pipes.spotcheck import TOKENS, chosen, differ, recomputed, route_of
 from penstock.workloads.pipes.wire.messages import End, Open
 
 if TYPE_CHECKING:
-    from penstock.workloads.pipes.model.ends import Ends
+    from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
     from penstock.workloads.pipes.model.shape import Shape
     from penstock.workloads.pipes.weights.source import Source
 
@@ -49,13 +49,15 @@ class Around(Protocol):
     def dtype_of(self, node_id: str) -> str: ...
 
     def step_limit(self, hops: Iterable[Hop], tokens: int) -> float:
-        """Seconds that a step of so many tokens may take over these hops."""
+        """Seconds that a step of this many tokens may take over these hops."""
 
     def soon(self, act: Callable[..., object], *args: object) -> None: ...
 
 
 class SpotChecks:
-    def __init__(self, around: Around, source: Source, shape: Shape, ends: Ends | None) -> None:
+    def __init__(
+        self, around: Around, source: Source, shape: Shape, ends: EmbeddingAndHead | None
+    ) -> None:
         self._around, self._source, self._ends = around, source, ends
         self._num_layers, self._vocabulary = shape.num_layers, shape.vocabulary
         self._chance = random.Random()
@@ -94,7 +96,7 @@ class SpotChecks:
 
     async def _theirs(self, job_id: bytes, check: Hop, states: Any) -> Any:
         around = self._around
-        hops = way_of(check, around.node_id, self._num_layers)
+        hops = route_of(check, around.node_id, self._num_layers)
         pipe_id = job_id.hex()[:8]
         job = Job(job_id, pipe_id, around.config.model, around.node_id, hops=hops)
         job.on_return = partial(around.soon, self._came, job_id)

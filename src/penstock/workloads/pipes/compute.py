@@ -20,7 +20,7 @@ from penstock.workloads.llm.values import LlmFailure
 from penstock.workloads.pipes.batches import Batches
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import Job, JobContext, JobTime
-from penstock.workloads.pipes.lanes import Begin, Lanes, Listener, failure_of, log, safely
+from penstock.workloads.pipes.job_queues import Begin, JobQueues, Listener, failure_of, log, safely
 from penstock.workloads.pipes.network_job import NetworkJob
 from penstock.workloads.pipes.timing import NodeTiming
 
@@ -41,8 +41,8 @@ class Compute:
     def __init__(self, around: Around, config: LpConfig, threads: int = 0) -> None:
         self._around, self._threads = around, threads
         self._most = config.pass_tokens
-        self._lanes = Lanes(around)
-        self._batches = Batches(self._lanes, config)
+        self._queues = JobQueues(around)
+        self._batches = Batches(self._queues, config)
         self.timing = NodeTiming()
         self.busy_since: float | None = None
         """Since when (`time.monotonic`) it has been at the round that it is at."""
@@ -82,28 +82,28 @@ class Compute:
 
     def begin(self, context: JobContext) -> None:
         """The first pass of a new job, on its origin."""
-        self.submit(partial(self._lanes.begin, context, time.perf_counter()))
+        self.submit(partial(self._queues.begin, context, time.perf_counter()))
 
     def landed(self, context: JobContext, sequence: int, times: Sequence[JobTime]) -> None:
         """Another node said so of one of our jobs: there is room for its next chunk."""
-        self.submit(partial(self._lanes.landed, context, sequence, times, time.perf_counter()))
+        self.submit(partial(self._queues.landed, context, sequence, times, time.perf_counter()))
 
     @property
     def is_idle(self) -> bool:
-        return not (self._inbox or self._lanes.has_work)
+        return not (self._inbox or self._queues.has_work)
 
     # -- for the receiver, in this thread -------------------------------------------
 
     def enter(self, job: Job, begin: Begin) -> None:
         """A pass of this job, behind those that came before."""
-        self._lanes.enter(job, begin)
+        self._queues.enter(job, begin)
 
     def fail(self, job: Job, failure: LlmFailure) -> None:
-        self._lanes.fail(job, failure)
+        self._queues.fail(job, failure)
 
     def tell_failure(self, job_id: bytes, origin: str, sequence: int, failure: LlmFailure) -> None:
         """Of a job that is not known here."""
-        self._lanes.tell_failure(job_id, origin, sequence, failure)
+        self._queues.tell_failure(job_id, origin, sequence, failure)
 
     # -- the outbox of pipes, in this thread ----------------------------------------
 
@@ -143,14 +143,14 @@ class Compute:
                     self.round()
                 except Exception as error:
                     log.exception("the thread that computes has lost its place")
-                    self._lanes.drop_all(error)
+                    self._queues.drop_all(error)
                 self.busy_since, self.busy_tokens = None, 0
         self._end()
 
     def _wait(self) -> bool:
         """Until there is something to do; False when it is to end."""
         with self._news:
-            while not (self._stopping or self._inbox or self._lanes.has_work):
+            while not (self._stopping or self._inbox or self._queues.has_work):
                 self._news.wait()
             return not self._stopping
 
@@ -169,7 +169,7 @@ class Compute:
             inbox, self._inbox = self._inbox, []
         for act in inbox:
             safely(act)
-        if self._lanes.heads:
+        if self._queues.heads:
             self._batches.compute_heads()
         self._flush()
         chosen = self._batches.choose()

@@ -36,7 +36,7 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     model: str
     """The name under which the network knows it, as in `job.chat.<model>`."""
     source: Path
-    """A folder with safetensors and config.json, a folder made by `penstock pipe prepare`, or a
+    """A folder with safetensors and config.json, a folder made by `penstock node prepare`, or a
     GGUF file."""
     node_id: str = ""
     """Unique in the network; made up from the host's name if empty."""
@@ -55,7 +55,7 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     join: tuple[str, ...] = ()
     """Addresses of nodes that are there already; one that answers is enough."""
     key: str = ""
-    """The network's key (`penstock pipe key`): whoever has it belongs to the network."""
+    """The network's key (`penstock node key`): nodes with the same key form a network."""
 
     dtype: Dtype = "auto"
     threads: Annotated[int, Meta(ge=0)] = 0

@@ -16,7 +16,7 @@ from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.stages import Holding, Links, Stage, nearest, slowest
 
 ALL_ORDERS = 6
-"""Up to so many nodes every order along the model is tried; for more, a few likely ones."""
+"""Up to this many nodes every order along the model is tried; for more, a few likely ones."""
 
 
 def cut(

@@ -11,13 +11,13 @@ from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.job import ComputeStep, Job
 
 if TYPE_CHECKING:
-    from penstock.workloads.pipes.model.ends import Ends
+    from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
 
 
 class EndModel:
     """Used by one thread. Whatever takes several jobs computes them in one go."""
 
-    def __init__(self, ends: Ends, tokenize: Callable[[str], Sequence[int]]) -> None:
+    def __init__(self, ends: EmbeddingAndHead, tokenize: Callable[[str], Sequence[int]]) -> None:
         self.ends = ends
         self._tokenize = tokenize
 

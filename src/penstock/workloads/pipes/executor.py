@@ -1,7 +1,7 @@
 """Runs split models as canonical jobs (`job.chat.<model>`): what happens inside RUNNING.
 
-The node lives as long as the worker. It takes the place of whatever has failed by itself, so a job
-that it gives up is given up.
+The node lives as long as the worker. It replaces nodes that fail, so a job that it gives up is
+given up; only what no node could do, as for a lack of memory, makes jobs wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.core.job import TopicDefaults
 from penstock.ports.executor import Context, Environment, Outcome, Task
-from penstock.workloads.llm.executor import LlmExecutor
+from penstock.workloads.llm.executor import DEFAULTS, LlmExecutor
 from penstock.workloads.llm.runner import Loading, Runner
 from penstock.workloads.llm.values import (
     PIPE_TOPICS,
@@ -33,9 +33,6 @@ from penstock.workloads.pipes.views import view_of
 
 log = logging.getLogger(__name__)
 
-_encode = msgspec.json.Encoder().encode
-_DEFAULTS = TopicDefaults(idempotent=True)
-"""An answer changes nothing outside: a job whose worker was lost is simply computed again."""
 _LOOK = 5.0
 """Seconds between two looks for nodes among the engine's workers: of two that came at the same
 time neither saw the other."""
@@ -53,9 +50,9 @@ class Host(Protocol):
     def address(self) -> str:
         """Where other nodes reach it, once it was started."""
 
-    def runner_for(self, tenant: str) -> Runner:
-        """Answers with its model; only where it has the end model. What an answer leaves in the
-        caches is used again for the same tenant alone."""
+    @property
+    def runner(self) -> Runner:
+        """Answers with its model; only where it has the end model."""
 
     async def start(self, told: Loading) -> None:
         """Until its own part is loaded. Raises LlmFailure, Misconfigured."""
@@ -83,7 +80,7 @@ class PipesExecutor:
         self._make_host = make_host or _node
         served = (config.model,) if config is not None and config.end_model else ()
         self.topics = tuple(PIPE_TOPICS + model for model in served)
-        self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, _DEFAULTS)
+        self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, DEFAULTS)
         self.standing = config is not None
         """Whether it has something to do besides jobs."""
         self._host: Host | None = None
@@ -99,7 +96,8 @@ class PipesExecutor:
         if self._host is None:
             return {}
         host, workers = self._host, {self._host.node_id: self._worker_id}
-        return {FACT: msgspec.to_builtins(view_of(host.records(), workers))}
+        nodes = msgspec.to_builtins(view_of(host.records(), workers))
+        return {FACT: nodes, **self._jobs.facts()}
 
     # -- the node -----------------------------------------------------------------
 
@@ -121,12 +119,10 @@ class PipesExecutor:
         self._host = host
         if self._config.end_model:
             self._jobs = LlmExecutor(
-                host.runner_for(""),
+                host.runner,
                 (self._config.model,),
                 prefix=PIPE_TOPICS,
-                supervised=False,
                 memory_setting="pipe_memory",
-                runner_for=host.runner_for,
             )
         self._looking = asyncio.ensure_future(self._look(environment, host))
 

@@ -27,9 +27,6 @@ class NodeHost:
     def address(self) -> str:
         return self._node.address
 
-    def runner_for(self, tenant: str) -> PipeRunner:
-        return PipeRunner(self._node, tenant)
-
     async def start(self, told: Loading) -> None:
         await self._node.start(told)
 
@@ -43,4 +40,4 @@ class NodeHost:
         self._node.mesh.join(new)
 
     async def stop(self) -> None:
-        await self._node.stop()
+        await self.runner.close()

@@ -61,7 +61,7 @@ class ChunkState:
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlight:
     """A pass that has left the origin and is not back."""
 
     end: int
@@ -91,11 +91,11 @@ class OriginText:
     """The newest token, with its logprobs."""
     passes: int = 0
     """How many were begun: the sequence of the newest."""
-    under_way: dict[int, Flight] = field(default_factory=dict)
+    under_way: dict[int, InFlight] = field(default_factory=dict)
     """By sequence: what was handed to other nodes, in this order."""
     timing: JobTiming = field(default_factory=JobTiming)
     on_token: Callable[[Job, int, Any], bool] = lambda *_: True
-    """Told of each new token with its logprobs (or None); False when nobody listens any more.
+    """Told of each new token with its logprobs (or None); False when the client disconnected.
     Returning is quick: it is called by the thread that computes."""
     on_progress: Callable[[Job, int, int], bool] = lambda *_: True
     """Told of each chunk of a prompt: tokens sent so far, and of how many."""
@@ -106,7 +106,7 @@ class OriginText:
     def generated(self) -> int:
         return len(self.input_ids) - self.prompt_tokens
 
-    def land(self, sequence: int) -> Flight | None:
+    def land(self, sequence: int) -> InFlight | None:
         """This pass is over, and so are all before it: they go in order. None if it was not
         under way."""
         flight = self.under_way.get(sequence)

@@ -12,8 +12,8 @@ from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import ComputeStep, Job
 from penstock.workloads.pipes.model.layer import Layer
 from penstock.workloads.pipes.model.linear import COMPUTE
-from penstock.workloads.pipes.model.rope import Turns
-from penstock.workloads.pipes.model.row import Row, Span
+from penstock.workloads.pipes.model.packed_batch import PackedBatch, PackedSequence
+from penstock.workloads.pipes.model.rope import RotaryTable
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
@@ -39,7 +39,7 @@ class LlmModel:
         self.weight_bytes = sum(layer.bytes for layer in stack)
         self._stack = tuple(stack)
         self._compute = COMPUTE[dtype]
-        self._tables = {rope: Turns(rope) for rope in shape.ropes if rope is not None}
+        self._tables = {rope: RotaryTable(rope) for rope in shape.ropes if rope is not None}
 
     @classmethod
     def load(
@@ -98,7 +98,7 @@ class LlmModel:
     def _process(self, jobs: Sequence[Job], end: int) -> None:
         first = jobs[0].current_layer
         spans = self._spans(jobs, first, end)
-        row = Row(self.shape, first, spans, self._tables, self._compute)
+        row = PackedBatch(self.shape, first, spans, self._tables, self._compute)
         x = self._packed(jobs)
         for job in jobs:
             assert job.cache is not None
@@ -119,14 +119,14 @@ class LlmModel:
             return parts[0].to(self._compute, copy=True)
         return torch.cat([part.to(self._compute) for part in parts])
 
-    def _spans(self, jobs: Sequence[Job], first: int, end: int) -> list[Span]:
+    def _spans(self, jobs: Sequence[Job], first: int, end: int) -> list[PackedSequence]:
         if not self.layers.start <= first < end <= self.layers.end:
             raise LlmFailure(
                 LlmCode.ENGINE_ERROR, f"layers {first}-{end - 1} were asked of {self.layers}"
             )
         return [self._span(job, first, end) for job in jobs]
 
-    def _span(self, job: Job, first: int, end: int) -> Span:
+    def _span(self, job: Job, first: int, end: int) -> PackedSequence:
         cache = job.cache
         if cache is None or job.data is None or job.current_layer != first:
             raise LlmFailure(LlmCode.ENGINE_ERROR, f"the job is not ready for layer {first}")
@@ -147,4 +147,4 @@ class LlmModel:
                 f"the job has room for {cache.capacity} tokens, and this one is"
                 f" {job.start + job.count}",
             )
-        return Span(job.count, job.start, cache.all(first, end))
+        return PackedSequence(job.count, job.start, cache.all(first, end))

@@ -67,7 +67,7 @@ class Trial(msgspec.Struct, frozen=True):
     """After which the trial of one precision is given up."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     dtype: str
     threads: int
     row_ms: float
@@ -97,7 +97,7 @@ def measured(
     return Choice(best.dtype, best.threads, best.row_ms, best.environment)
 
 
-def choose(found: Sequence[Found]) -> Found:
+def choose(found: Sequence[Measurement]) -> Measurement:
     """The fastest for a usual job. What is exact and what leaves cores to others is only given up
     for a clear gain."""
     ordered = sorted(found, key=lambda one: (one.dtype != "float32", one.threads))
@@ -136,7 +136,7 @@ def linears_of(shape: Shape) -> tuple[tuple[int, int], ...]:
     )
 
 
-def try_out(trial: Trial, patience: float, command: Sequence[str] = _COMMAND) -> list[Found]:
+def try_out(trial: Trial, patience: float, command: Sequence[str] = _COMMAND) -> list[Measurement]:
     """What was found until all was tried, or patience ended."""
     child = subprocess.Popen(
         command,
@@ -152,7 +152,7 @@ def try_out(trial: Trial, patience: float, command: Sequence[str] = _COMMAND) ->
         finally:
             child.kill()
     whole = said[: said.rfind(b"\n") + 1]
-    return [msgspec.json.decode(line, type=Found) for line in whole.splitlines()]
+    return [msgspec.json.decode(line, type=Measurement) for line in whole.splitlines()]
 
 
 # -- in the child ------------------------------------------------------------------------
@@ -183,14 +183,14 @@ def _forked(trial: Trial, dtype: str, environment: dict[str, str]) -> bool:
         os._exit(1)
 
 
-def tried(trial: Trial, dtype: str, environment: dict[str, str]) -> Iterator[Found]:
+def tried(trial: Trial, dtype: str, environment: dict[str, str]) -> Iterator[Measurement]:
     import torch
 
     copies = _Copies(trial.linears, dtype)
     for threads in trial.threads:
         torch.set_num_threads(threads)
         row, chunk = copies.milliseconds(1), copies.milliseconds(CHUNK)
-        yield Found(dtype, threads, row, chunk, environment)
+        yield Measurement(dtype, threads, row, chunk, environment)
 
 
 class _Copies:

@@ -14,7 +14,7 @@ from penstock.workloads.pipes.wire.frames import BadFrame
 from penstock.workloads.pipes.wire.steps import (
     SIZES,
     Bytes,
-    Found,
+    ParsedStep,
     Report,
     StepHead,
     pack_front,
@@ -123,7 +123,7 @@ def finite(tensor: torch.Tensor) -> bool:
 
 def _sendable(data: torch.Tensor | None) -> torch.Tensor:
     if data is None or data.ndim != 2 or data.dtype not in _CODES:
-        raise ValueError(f"these are no hidden states: {data if data is None else data.dtype}")
+        raise ValueError(f"these are not hidden states: {data if data is None else data.dtype}")
     return data if data.is_contiguous() else data.contiguous()
 
 
@@ -151,7 +151,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(known.numpy()).cast("B")
 
 
-def _tensors(payload: memoryview, found: Sequence[Found]) -> list[torch.Tensor]:
+def _tensors(payload: memoryview, found: Sequence[ParsedStep]) -> list[torch.Tensor]:
     """Where they lie in the payload."""
     return [
         torch.frombuffer(

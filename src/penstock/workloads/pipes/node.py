@@ -33,13 +33,14 @@ from penstock.workloads.pipes.checking import SpotChecks
 from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.end_model import EndModel
-from penstock.workloads.pipes.holding import Holding, timed_ends
+from penstock.workloads.pipes.generation import blamed, code_of
 from penstock.workloads.pipes.job import Hop, Job, JobTime
+from penstock.workloads.pipes.job_queues import failure_of
 from penstock.workloads.pipes.jobs import JobTable
-from penstock.workloads.pipes.lanes import failure_of
+from penstock.workloads.pipes.loaded_layers import LoadedLayers, timed_ends
 from penstock.workloads.pipes.measure import Choice, measured
 from penstock.workloads.pipes.model.cache import KvPool
-from penstock.workloads.pipes.model.ends import Ends
+from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
 from penstock.workloads.pipes.model.linear import COMPUTE
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.net.assigning import Assigning
@@ -50,9 +51,8 @@ from penstock.workloads.pipes.origin import Origin
 from penstock.workloads.pipes.pipe import Pipe
 from penstock.workloads.pipes.ranges import check_within
 from penstock.workloads.pipes.receiver import JobReceiver
-from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
+from penstock.workloads.pipes.routes import NoRoute, Route, find_route, loads
 from penstock.workloads.pipes.text.tokenizing import Text
-from penstock.workloads.pipes.trip import blamed, code_of
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.room import Room, room
@@ -195,7 +195,7 @@ class Node:
             context=self.context,
             ends=config.end_model,
         )
-        self._holding = Holding(
+        self._holding = LoadedLayers(
             config.model, self._source, shape, dtype, self._news, self._room.layers, self._release
         )
         end_model = None
@@ -227,9 +227,9 @@ class Node:
         )
         self._checks = SpotChecks(self, self._source, shape, end_model.ends if end_model else None)
 
-    def _load_ends(self) -> tuple[Ends, Text]:
+    def _load_ends(self) -> tuple[EmbeddingAndHead, Text]:
         text = Text(self._source.tokenizer(), self._source.config, self._source.generation)
-        ends = Ends.load(self._source, self._choice.dtype)
+        ends = EmbeddingAndHead.load(self._source, self._choice.dtype)
         give_back()
         return ends, text
 
@@ -425,7 +425,7 @@ class Node:
         return since is not None and now - since > limit
 
     def step_limit(self, hops: Iterable[Hop], tokens: int) -> float:
-        """Seconds that a step of so many tokens may take over these hops: `step_timeout`, or more
+        """Seconds that a step of this many tokens may take over these hops: `step_timeout`, or more
         if the measured speed of the nodes says so. A node that is stalled gets no more."""
         expected = 0.0
         for hop in hops:
@@ -511,12 +511,12 @@ class Node:
 
     def find(
         self, avoid: frozenset[str], apart: frozenset[frozenset[str]] = frozenset()
-    ) -> Way | Gap:
+    ) -> Route | NoRoute:
         if self._draining:
-            return Gap((), (), f"{self.node_id} is about to leave")
+            return NoRoute((), (), f"{self.node_id} is about to leave")
         records = self.mesh.table.live()
         load = loads(records)
-        found = find_way(
+        found = find_route(
             self.config.model,
             self._shape.num_layers,
             records,
@@ -656,7 +656,7 @@ class Node:
             train_context=shape.max_positions,
             context=self.context,
             slots=self.config.max_jobs,
-            loaded=isinstance(self.find(frozenset()), Way),
+            loaded=isinstance(self.find(frozenset()), Route),
             memory=self._holding.weight_bytes + self._end_bytes + self._pool.used,
         )
 

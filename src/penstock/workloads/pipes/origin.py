@@ -28,21 +28,29 @@ from penstock.workloads.llm.values import (
     Usage,
 )
 from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.generation import (
+    Broken,
+    Completed,
+    Generation,
+    Read,
+    Wrote,
+    blamed,
+    code_of,
+)
 from penstock.workloads.pipes.job import Hop, Job
-from penstock.workloads.pipes.prefixes import Kept, Prefixes
-from penstock.workloads.pipes.routes import Gap, Way
-from penstock.workloads.pipes.text.constraint import is_held
+from penstock.workloads.pipes.prefixes import CachedPrefix, Prefixes
+from penstock.workloads.pipes.routes import NoRoute, Route
+from penstock.workloads.pipes.text.constraint import is_constrained
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.timing import JobTiming
-from penstock.workloads.pipes.trip import Broken, Completed, Read, Trip, Wrote, blamed, code_of
 from penstock.workloads.pipes.wire.counters import Refused
 from penstock.workloads.pipes.wire.messages import End, Landed, Open, Opened
 
 log = logging.getLogger(__name__)
 
 UNSAID = 512
-"""Tokens of an answer for which room is reserved at first if nobody said how long it may be."""
-WAYS = 5
+"""Tokens of an answer for which cache is reserved at first if the request has no max_tokens."""
+ROUTES = 5
 """How many are tried without a token more before a job is given up, if they are still there."""
 _AGAIN = frozenset(
     {
@@ -66,7 +74,7 @@ class BatchDependencies(Protocol):
     config: LpConfig
     node_id: str
 
-    def find(self, avoid: frozenset[str], apart: frozenset[frozenset[str]]) -> Way | Gap:
+    def find(self, avoid: frozenset[str], apart: frozenset[frozenset[str]]) -> Route | NoRoute:
         """A way over nodes that are there now; between those of a pair in `apart` only if there is
         no other."""
 
@@ -97,7 +105,7 @@ class BatchDependencies(Protocol):
         """Have a job that was let in computed; `prepare` makes it ready."""
 
     def step_limit(self, hops: Iterable[Hop], tokens: int) -> float:
-        """Seconds that a step of so many tokens may take over these hops."""
+        """Seconds that a step of this many tokens may take over these hops."""
 
     async def settled(self) -> None:
         """Until the thread that computes is past whatever it does now."""
@@ -117,8 +125,8 @@ class Origin:
         self._around, self.text = around, text
         self.context = context
         """Tokens that a job may have."""
-        self._under_way: set[Trip] = set()
-        self._trips: dict[bytes, Trip] = {}
+        self._under_way: set[Generation] = set()
+        self._generations: dict[bytes, Generation] = {}
         """Those that have a way, by its job's id."""
         self._opening: dict[tuple[bytes, str], _Asking] = {}
         self.prefixes = Prefixes()
@@ -130,7 +138,9 @@ class Origin:
     @property
     def jobs(self) -> Counter[str]:
         """How many ways lead over each node."""
-        return Counter(node for trip in self._trips.values() for node in trip.nodes)
+        return Counter(
+            node for generation in self._generations.values() for node in generation.nodes
+        )
 
     async def generate(
         self,
@@ -139,33 +149,36 @@ class Origin:
         watch: ProgressListener | None = None,
         tenant: str = "",
     ) -> AsyncGenerator[Delta | Completion, None]:
-        trip = await self._begin(ask, choice, watch)
-        trip.tenant = tenant
-        self._under_way.add(trip)
+        generation = await self._begin(ask, choice, watch)
+        generation.tenant = tenant
+        self._under_way.add(generation)
         try:
             while True:
                 try:
-                    await self._set_out(trip)
-                    async for piece in self._follow(trip):
+                    await self._set_out(generation)
+                    async for piece in self._follow(generation):
                         yield piece
-                    if trip.writer.finished is not None or not self._grow(trip):
+                    if generation.writer.finished is not None or not self._grow(generation):
                         break
                 except Broken as broken:
-                    if await self._is_over(trip, broken) or _is_cut_short(trip, broken):
+                    if await self._is_over(generation, broken) or _is_cut_short(generation, broken):
                         break
-                    self._turn_back(trip, broken)
-                    await asyncio.sleep(trip.pause)
-            for piece in _left(trip):
+                    self._turn_back(generation, broken)
+                    await asyncio.sleep(generation.pause)
+            for piece in _left(generation):
                 yield piece
-            if trip.writer.finished is None and (last := trip.writer.end_here()) is not None:
+            if (
+                generation.writer.finished is None
+                and (last := generation.writer.end_here()) is not None
+            ):
                 yield last
-            said = self._said(trip)
-            if (kept := self._leave(trip, self._around.config.keep)) is not None:
+            said = self._said(generation)
+            if (kept := self._leave(generation, self._around.config.keep)) is not None:
                 self.prefixes.add(kept)
             yield said
         finally:
-            self._leave(trip)
-            self._under_way.discard(trip)
+            self._leave(generation)
+            self._under_way.discard(generation)
 
     # -- what nodes say -------------------------------------------------------------
 
@@ -176,46 +189,46 @@ class Origin:
                 self._around.end(node_id, End(job_id=message.job_id, reason="not wanted any more"))
         elif message.waiting:
             asking.waits = True
-            if (trip := self._trips.get(message.job_id)) is not None:
-                trip.note(message.reason)
+            if (generation := self._generations.get(message.job_id)) is not None:
+                generation.note(message.reason)
         elif not asking.answer.done():
             asking.answer.set_result(message)
 
     def landed(self, node_id: str, message: Landed) -> Refused | None:
         """Why it is not to be believed, if so."""
-        trip = self._trips.get(message.job_id)
-        if trip is None:
+        generation = self._generations.get(message.job_id)
+        if generation is None:
             return Refused.UNKNOWN_JOB
-        if trip.hops[-1].node_id != node_id or not trip.may_land(message.sequence):
+        if generation.hops[-1].node_id != node_id or not generation.may_land(message.sequence):
             return Refused.FOREIGN_LANDING
-        trip.sign = time.monotonic()
+        generation.sign = time.monotonic()
         return None
 
     def failed(self, node_id: str, job_id: bytes, failure: LlmFailure) -> Refused | None:
         """A node of the way can't go on. One that lost another is not to blame itself: the way
         between the two is. Why it is not to be believed, if so."""
-        trip = self._trips.get(job_id)
-        if trip is None:
+        generation = self._generations.get(job_id)
+        if generation is None:
             return Refused.UNKNOWN_JOB
-        if node_id not in trip.nodes:
+        if node_id not in generation.nodes:
             return Refused.FOREIGN_FAILURE
-        guilty = "" if self._note_parted(trip, node_id, failure) else blamed(failure, node_id)
-        if guilty and guilty not in trip.nodes - {self._around.node_id}:
+        guilty = "" if self._note_parted(generation, node_id, failure) else blamed(failure, node_id)
+        if guilty and guilty not in generation.nodes - {self._around.node_id}:
             guilty = node_id
-        trip.events.put_nowait(Broken(job_id, failure.code, failure.message, guilty))
+        generation.events.put_nowait(Broken(job_id, failure.code, failure.message, guilty))
         return None
 
-    def _note_parted(self, trip: Trip, node_id: str, failure: LlmFailure) -> bool:
+    def _note_parted(self, generation: Generation, node_id: str, failure: LlmFailure) -> bool:
         lost = failure.facts.get("lost")
         if failure.code is LlmCode.NODE_LOST and lost:
-            trip.apart.add(frozenset((node_id, lost)))
+            generation.apart.add(frozenset((node_id, lost)))
         return failure.code is LlmCode.NODE_LOST
 
     def lost(self, node_id: str, reason: str) -> None:
         self.prefixes.forget(node_id)
         self.distrusted.pop(node_id, None)
-        for trip in self._under_way:  # if it comes back it is another one
-            trip.forgive(node_id)
+        for generation in self._under_way:  # if it comes back it is another one
+            generation.forgive(node_id)
         self._break(node_id, f"the node {node_id} was lost: {reason}")
 
     def cut_off(self, node_id: str) -> None:
@@ -226,73 +239,73 @@ class Origin:
         for (job_id, node), asking in self._opening.items():
             if node == node_id and not asking.answer.done():
                 asking.answer.set_exception(Broken(job_id, LlmCode.NODE_LOST, said))
-        for job_id, trip in self._trips.items():
-            if node_id in trip.nodes:
-                trip.events.put_nowait(Broken(job_id, LlmCode.NODE_LOST, said))
+        for job_id, generation in self._generations.items():
+            if node_id in generation.nodes:
+                generation.events.put_nowait(Broken(job_id, LlmCode.NODE_LOST, said))
 
     def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:
         """A pass of one of our jobs is over. (The thread that computes says so.)"""
-        trip = self._trips.get(job.job_id)
-        if trip is None:
+        generation = self._generations.get(job.job_id)
+        if generation is None:
             return
         if event is ProcessorEvent.JOB_COMPLETED:
-            trip.tell(Completed(job.job_id))
+            generation.tell(Completed(job.job_id))
         elif event in ERRORS:
-            trip.tell(Broken(job.job_id, LlmCode[event.name], reason, self._around.node_id))
+            generation.tell(Broken(job.job_id, LlmCode[event.name], reason, self._around.node_id))
 
     def failed_here(self, job_id: bytes, failure: LlmFailure) -> None:
         """A pass of one of our jobs failed on this node. (From any thread.)"""
-        if (trip := self._trips.get(job_id)) is not None:
+        if (generation := self._generations.get(job_id)) is not None:
             here = self._around.node_id
-            guilty = "" if self._note_parted(trip, here, failure) else blamed(failure, here)
-            trip.tell(Broken(job_id, failure.code, failure.message, guilty))
+            guilty = "" if self._note_parted(generation, here, failure) else blamed(failure, here)
+            generation.tell(Broken(job_id, failure.code, failure.message, guilty))
 
     def watch_over(self, now: float, stalled: Callable[[str], bool]) -> None:
         """Break what has had no sign of life for a step's time."""
         timeout, chunk = self._around.config.step_timeout, self._around.config.prefill_chunk_size
-        for job_id, trip in self._trips.items():
-            if trip.job is None or now - trip.sign < timeout:
+        for job_id, generation in self._generations.items():
+            if generation.job is None or now - generation.sign < timeout:
                 continue
-            limit = self._around.step_limit(trip.hops, trip.step_tokens(chunk))
-            if now - trip.sign < limit:
+            limit = self._around.step_limit(generation.hops, generation.step_tokens(chunk))
+            if now - generation.sign < limit:
                 continue
-            trip.sign = now
-            others = sorted(trip.nodes - {self._around.node_id})
+            generation.sign = now
+            others = sorted(generation.nodes - {self._around.node_id})
             guilty = [node for node in others if stalled(node)]
-            trip.avoid.update(guilty or self._spared(trip, others))
+            generation.avoid.update(guilty or self._spared(generation, others))
             over = ", ".join(guilty or others) or "this node"
             reason = f"no step came back for {limit:g} s over {over}"
-            trip.events.put_nowait(Broken(job_id, LlmCode.NODE_STALLED, reason))
+            generation.events.put_nowait(Broken(job_id, LlmCode.NODE_STALLED, reason))
 
-    def _spared(self, trip: Trip, nodes: list[str]) -> set[str]:
+    def _spared(self, generation: Generation, nodes: list[str]) -> set[str]:
         """Any of these may be to blame: those that the job can do without."""
         spared: set[str] = set()
         for node in nodes:
-            if isinstance(self._find(trip, spared | {node}), Way):
+            if isinstance(self._find(generation, spared | {node}), Route):
                 spared.add(node)
         # With none it would go the same way again.
         return spared or set(nodes)
 
-    def _find(self, trip: Trip, without: Collection[str] = ()) -> Way | Gap:
-        avoid = frozenset({*trip.avoid, *self.distrusted, *without})
-        return self._around.find(avoid, frozenset(trip.apart))
+    def _find(self, generation: Generation, without: Collection[str] = ()) -> Route | NoRoute:
+        avoid = frozenset({*generation.avoid, *self.distrusted, *without})
+        return self._around.find(avoid, frozenset(generation.apart))
 
     def break_all(self, reason: str) -> None:
         """Whatever they wait for."""
         code, here = LlmCode.END_MODEL_UNAVAILABLE, self._around.node_id
         self.closing = reason
-        for job_id, trip in self._trips.items():
-            trip.avoid.add(here)
-            trip.events.put_nowait(Broken(job_id, code, reason, here))
+        for job_id, generation in self._generations.items():
+            generation.avoid.add(here)
+            generation.events.put_nowait(Broken(job_id, code, reason, here))
         for (job_id, _), asking in self._opening.items():
             if not asking.answer.done():
                 asking.answer.set_exception(Broken(job_id, code, reason, here))
 
-    # -- a trip ---------------------------------------------------------------------
+    # -- a generation ---------------------------------------------------------------------
 
     async def _begin(
         self, ask: GenerationRequest, choice: int, watch: ProgressListener | None
-    ) -> Trip:
+    ) -> Generation:
         ids = await asyncio.to_thread(self.text.prompt_of, ask, choice)
         if len(ids) >= self.context:
             raise LlmFailure(
@@ -302,11 +315,11 @@ class Origin:
                 context=self.context,
             )
         most = min(ask.max_tokens or self.context, self.context - len(ids))
-        if is_held(ask):  # to a schema or a grammar, which take a while to read
+        if is_constrained(ask):  # to a schema or a grammar, which take a while to read
             sampler = await asyncio.to_thread(self.text.sampler, ask, choice)
         else:
             sampler = self.text.sampler(ask, choice)
-        return Trip(
+        return Generation(
             loop=asyncio.get_running_loop(),
             ids=ids,
             prompt_tokens=len(ids),
@@ -317,31 +330,31 @@ class Origin:
             watch=watch,
         )
 
-    async def _set_out(self, trip: Trip) -> None:
+    async def _set_out(self, generation: Generation) -> None:
         """Find a way, have room on all of it, and go."""
-        trip.forget_untold()
+        generation.forget_untold()
         job_id = urandom(16)
-        kept, shared = self._kept(trip)
-        hops = kept.hops if kept is not None else (await self._way(trip)).hops
+        kept, shared = self._kept(generation)
+        hops = kept.hops if kept is not None else (await self._route(generation)).hops
         await self._trusted(hops)
-        trip.hops, trip.opened = hops, []
-        if trip.grown_from is None:
-            trip.timing = JobTiming()
-        context = max(self._around.context_of(hops), len(trip.ids) + 1)
-        trip.room = min(trip.prompt_tokens + trip.reserve, context)
-        self._trips[job_id] = trip
+        generation.hops, generation.opened = hops, []
+        if generation.grown_from is None:
+            generation.timing = JobTiming()
+        context = max(self._around.context_of(hops), len(generation.ids) + 1)
+        generation.room = min(generation.prompt_tokens + generation.reserve, context)
+        self._generations[job_id] = generation
         have = shared
         # In the same order everywhere: two jobs never wait for each other's room.
-        for node_id in sorted({*trip.nodes, self._around.node_id}):
-            answer = await self._open(trip, job_id, node_id, kept)
+        for node_id in sorted({*generation.nodes, self._around.node_id}):
+            answer = await self._open(generation, job_id, node_id, kept)
             have = min(have, answer.have)
-        trip.grown_from = None
-        trip.cached = have if trip.told == 0 else trip.cached
-        trip.sign = time.monotonic()
+        generation.grown_from = None
+        generation.cached = have if generation.told == 0 else generation.cached
+        generation.sign = time.monotonic()
 
         def prepare(job: Job) -> None:
-            job.text = trip.text(have)
-            trip.job = job
+            job.text = generation.text(have)
+            generation.job = job
 
         self._around.submit(job_id, prepare)
 
@@ -354,54 +367,58 @@ class Origin:
                 log.error("%s; it is left aside", broken.reason)
             raise
 
-    def _kept(self, trip: Trip) -> tuple[Kept | None, int]:
+    def _kept(self, generation: Generation) -> tuple[CachedPrefix | None, int]:
         """A cache of an earlier turn, unless a way has failed already; or its own."""
-        if (own := trip.grown_from) is not None and self._is_usable(own):
+        if (own := generation.grown_from) is not None and self._is_usable(own):
             return own, len(own.ids)
-        if trip.avoid or trip.apart or trip.told:
+        if generation.avoid or generation.apart or generation.told:
             return None, 0
-        found = self.prefixes.take(trip.tenant, trip.ids, time.monotonic(), self._is_usable)
+        found = self.prefixes.take(
+            generation.tenant, generation.ids, time.monotonic(), self._is_usable
+        )
         return found or (None, 0)
 
-    def _is_usable(self, kept: Kept) -> bool:
+    def _is_usable(self, kept: CachedPrefix) -> bool:
         """Not what a node that is not trusted had a part in."""
         nodes = {hop.node_id for hop in kept.hops}
         return self.distrusted.keys().isdisjoint(nodes) and self._around.holds(kept.hops)
 
-    def _patience(self, trip: Trip) -> float:
+    def _patience(self, generation: Generation) -> float:
         """Until when it waits for a way, and for room on all of its nodes."""
-        return trip.waits_until(time.monotonic(), self._around.config.open_timeout)
+        return generation.waits_until(time.monotonic(), self._around.config.open_timeout)
 
-    async def _way(self, trip: Trip) -> Way:
-        until = self._patience(trip)
+    async def _route(self, generation: Generation) -> Route:
+        until = self._patience(generation)
         while True:
             if self.closing:
                 raise LlmFailure(LlmCode.END_MODEL_UNAVAILABLE, self.closing)
-            way = self._find(trip)
-            if isinstance(way, Way):
-                return way
+            route = self._find(generation)
+            if isinstance(route, Route):
+                return route
             left = until - time.monotonic()
-            if left <= 0 or not self._may_wait(trip):
-                raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, way.reason)
-            trip.note(f"waits: {way.reason}")
+            if left <= 0 or not self._may_wait(generation):
+                raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, route.reason)
+            generation.note(f"waits: {route.reason}")
             await self._around.changed(left)
 
-    def _may_wait(self, trip: Trip) -> bool:
+    def _may_wait(self, generation: Generation) -> bool:
         """Whether there may be a way later: for who has not begun as for any who comes, for the
         others if the network can give the layers that are missing to another node."""
-        return not trip.avoid and (not trip.told or self._around.mends())
+        return not generation.avoid and (not generation.told or self._around.mends())
 
-    async def _open(self, trip: Trip, job_id: bytes, node_id: str, kept: Kept | None) -> Opened:
+    async def _open(
+        self, generation: Generation, job_id: bytes, node_id: str, kept: CachedPrefix | None
+    ) -> Opened:
         message = Open(
             job_id=job_id,
             pipe_id=job_id.hex()[:8],
             model=self._around.config.model,
-            hops=trip.hops,
-            tokens=trip.room,
+            hops=generation.hops,
+            tokens=generation.room,
             reuse=kept.key if kept is not None else None,
-            deadline=max(0.0, self._patience(trip) - time.monotonic()),
+            deadline=max(0.0, self._patience(generation) - time.monotonic()),
         )
-        trip.opened.append(node_id)
+        generation.opened.append(node_id)
         return await self.ask(node_id, message)
 
     async def ask(self, node_id: str, message: Open) -> Opened:
@@ -415,7 +432,7 @@ class Origin:
                     raise Broken(job_id, LlmCode.NODE_LOST, f"the node {node_id} is gone")
                 await self._around.changed(config.silence)  # it is back soon, or lost
             done, _ = await asyncio.wait([asking.answer], timeout=config.step_timeout)
-            if not done and not asking.waits:  # whoever has no room says so at once
+            if not done and not asking.waits:  # a node without room answers at once
                 raise TimeoutError
             answer = await asyncio.wait_for(asking.answer, message.deadline + config.silence)
         except TimeoutError:
@@ -427,104 +444,116 @@ class Origin:
             raise Broken(job_id, code_of(answer.code), answer.reason, node_id)
         return answer
 
-    async def _follow(self, trip: Trip) -> AsyncGenerator[Delta, None]:
+    async def _follow(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         while True:
-            event = await trip.events.get()
+            event = await generation.events.get()
             if isinstance(event, Wrote):
-                trip.first = trip.first or time.monotonic()
+                generation.first = generation.first or time.monotonic()
                 if event.piece is not None:
                     yield event.piece
             elif isinstance(event, Read):
-                trip.note(f"read {event.sent} of {event.total} tokens", event.sent / event.total)
-            elif event.job_id not in self._trips:
+                generation.note(
+                    f"read {event.sent} of {event.total} tokens", event.sent / event.total
+                )
+            elif event.job_id not in self._generations:
                 continue  # of a way that was left
             elif isinstance(event, Completed):
                 return
             else:
                 raise event
 
-    async def _is_over(self, trip: Trip, broken: Broken) -> bool:
+    async def _is_over(self, generation: Generation, broken: Broken) -> bool:
         """Leave the way; whether the answer was finished meanwhile, so that nothing was lost.
         Raises LlmFailure if this node itself does not come to an end with what it computes."""
-        self._leave(trip)
+        self._leave(generation)
         config, here = self._around.config, self._around.node_id
-        own = [hop for hop in trip.hops if hop.node_id == here]
+        own = [hop for hop in generation.hops if hop.node_id == here]
         try:
             limit = self._around.step_limit(own, config.pass_tokens)
             await asyncio.wait_for(self._around.settled(), limit)
         except TimeoutError:
             said = f"{here} itself is stuck in a computation; {broken.reason}"
             raise LlmFailure(LlmCode.NODE_STALLED, said) from broken
-        return trip.writer.finished is not None
+        return generation.writer.finished is not None
 
-    def _turn_back(self, trip: Trip, broken: Broken) -> None:
+    def _turn_back(self, generation: Generation, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
-        trip.grown_from = None
-        if broken.code in _GONE and not self._around.holds(trip.hops):
+        generation.grown_from = None
+        if broken.code in _GONE and not self._around.holds(generation.hops):
             # Who was lost, has other layers than a moment ago or leaves did nothing wrong.
-            is_last, guilty = time.monotonic() > self._patience(trip), ""
+            is_last, guilty = time.monotonic() > self._patience(generation), ""
         else:
-            is_last, guilty = trip.count_way() >= WAYS, broken.node_id
+            is_last, guilty = generation.count_route() >= ROUTES, broken.node_id
         if guilty and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
-            trip.avoid.add(guilty)
+            generation.avoid.add(guilty)
         if broken.code not in _AGAIN or is_last or guilty == self._around.node_id:
             raise broken.failure() from broken
-        if isinstance(self._find(trip), Gap) and not self._may_wait(trip):
+        if isinstance(self._find(generation), NoRoute) and not self._may_wait(generation):
             raise broken.failure() from broken
-        trip.log(f"{broken.reason}; goes on another way", "warning")
+        generation.log(f"{broken.reason}; goes on another way", "warning")
         log.warning("a job goes on another way: %s", broken.reason)
 
-    def _grow(self, trip: Trip) -> bool:
+    def _grow(self, generation: Generation) -> bool:
         """All room that was reserved is used: leave, and come back for more. False if it may not
         have more."""
-        most = min(trip.prompt_tokens + trip.max_tokens, self._around.context_of(trip.hops))
-        if trip.room >= most:
+        most = min(
+            generation.prompt_tokens + generation.max_tokens,
+            self._around.context_of(generation.hops),
+        )
+        if generation.room >= most:
             return False
-        trip.reserve = min(trip.max_tokens, 2 * trip.reserve)
-        trip.grown_from = self._leave(trip, self._around.config.open_timeout)
+        generation.reserve = min(generation.max_tokens, 2 * generation.reserve)
+        generation.grown_from = self._leave(generation, self._around.config.open_timeout)
         return True
 
-    def _leave(self, trip: Trip, keep: float = 0.0) -> Kept | None:
-        """Give back what it has on its nodes, or have them keep its caches for so many seconds.
+    def _leave(self, generation: Generation, keep: float = 0.0) -> CachedPrefix | None:
+        """Give back what it has on its nodes, or have them keep its caches for this many seconds.
         What they keep."""
-        job, trip.job = trip.job, None
+        job, generation.job = generation.job, None
         keep = keep if job is not None else 0.0
         kept = None
-        for job_id in [job_id for job_id, other in self._trips.items() if other is trip]:
-            del self._trips[job_id]
+        for job_id in [
+            job_id for job_id, other in self._generations.items() if other is generation
+        ]:
+            del self._generations[job_id]
             if keep:
                 until = time.monotonic() + keep
-                kept = Kept(job_id, trip.tenant, tuple(trip.ids[:-1]), trip.hops, until)
+                kept = CachedPrefix(
+                    job_id, generation.tenant, tuple(generation.ids[:-1]), generation.hops, until
+                )
             message = End(job_id=job_id, keep=keep > 0, seconds=keep)
-            for node_id in trip.opened:
+            for node_id in generation.opened:
                 self._around.end(node_id, message)
-        trip.opened = []
+        generation.opened = []
         return kept
 
-    def _said(self, trip: Trip) -> Completion:
+    def _said(self, generation: Generation) -> Completion:
         now = time.monotonic()
-        first = trip.first or now
+        first = generation.first or now
         return Completion(
-            choice=trip.writer.said(),
-            usage=Usage(trip.prompt_tokens, trip.told, trip.cached),
-            timings=Timings((first - trip.began) * 1000, (now - first) * 1000),
-            hops=trip.timing.hops(),
+            choice=generation.writer.said(),
+            usage=Usage(generation.prompt_tokens, generation.told, generation.cached),
+            timings=Timings((first - generation.began) * 1000, (now - first) * 1000),
+            hops=generation.timing.hops(),
         )
 
 
-def _is_cut_short(trip: Trip, broken: Broken) -> bool:
+def _is_cut_short(generation: Generation, broken: Broken) -> bool:
     """Whether it only did not get more room: what was said so far is the answer."""
-    if trip.grown_from is None or broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
+    if generation.grown_from is None or broken.code not in (
+        LlmCode.NO_ROOM,
+        LlmCode.CONTEXT_EXCEEDED,
+    ):
         return False
-    trip.log(f"the answer ends here: {broken.reason}", "warning")
+    generation.log(f"the answer ends here: {broken.reason}", "warning")
     return True
 
 
-def _left(trip: Trip) -> list[Delta]:
+def _left(generation: Generation) -> list[Delta]:
     """What was written and not yet told."""
     left = []
-    while not trip.events.empty():
-        event = trip.events.get_nowait()
+    while not generation.events.empty():
+        event = generation.events.get_nowait()
         if isinstance(event, Wrote) and event.piece is not None:
             left.append(event.piece)
     return left

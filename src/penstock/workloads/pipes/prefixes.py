@@ -18,7 +18,7 @@ MOST = 64
 """Caches that are remembered."""
 
 
-class Kept(Struct, frozen=True):
+class CachedPrefix(Struct, frozen=True):
     key: bytes
     """The job that made it."""
     tenant: str
@@ -31,21 +31,21 @@ class Kept(Struct, frozen=True):
 
 
 class Prefixes:
-    """Each is taken once: whoever goes on from it makes it longer, and leaves it again."""
+    """Each is taken once: the job that continues it extends it and puts it back."""
 
     def __init__(self) -> None:
-        self._kept: list[Kept] = []
+        self._kept: list[CachedPrefix] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, kept: Kept) -> None:
+    def add(self, kept: CachedPrefix) -> None:
         self._kept.append(kept)
         del self._kept[:-MOST]
 
     def take(
-        self, tenant: str, ids: Sequence[int], now: float, usable: Callable[[Kept], bool]
-    ) -> tuple[Kept, int] | None:
+        self, tenant: str, ids: Sequence[int], now: float, usable: Callable[[CachedPrefix], bool]
+    ) -> tuple[CachedPrefix, int] | None:
         """The tenant's own cache that has most of these tokens, and how many; at least one token
         is left to compute."""
         self._kept = [kept for kept in self._kept if kept.until > now]

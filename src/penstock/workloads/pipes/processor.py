@@ -3,7 +3,7 @@
 What to do in a state is here; where it leads is asked of the table in `lifecycles.processor`.
 
 A pass is a generator. It stops where something costly is to be computed and says what
-(`Layers`, or `Head`), so that whoever walks it can compute many jobs in one go; `run` walks one
+(`Layers`, or `Head`), so that its caller can compute many jobs in one pass; `run` walks one
 alone. It ends in DONE with the event that led there, or is abandoned between two states because
 its job was cancelled: then there is no event. Whatever raises ends it, too.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.lifecycles.processor import PROCESSOR, ProcessorEvent, ProcessorState
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.job import ComputeStep, Flight, Job, JobContext, JobTime, OriginText
+from penstock.workloads.pipes.job import ComputeStep, InFlight, Job, JobContext, JobTime, OriginText
 from penstock.workloads.pipes.network_job import finite, of_job
 from penstock.workloads.pipes.timing import PassTime
 
@@ -138,7 +138,7 @@ class JobProcessor:
         if is_prefill:
             text.timing.prefill_tokens += job.count
             if not text.on_progress(job, chunking.sent, chunking.total):
-                self.reason = "nobody listens any more"
+                self.reason = "the client disconnected"
                 return _E.PREFILL_UPDATE_FAILED
         return self._next_layer(_E.NEXT_LAYER_LOCAL, _E.NEXT_LAYER_REMOTE)
 
@@ -178,7 +178,7 @@ class JobProcessor:
                 self.context.logger.info("%s", text.timing.table())
             return _E.JOB_COMPLETED
         if not is_heard:
-            self.reason = "nobody listens any more"
+            self.reason = "the client disconnected"
             return _E.JOB_UPDATE_FAILED
         if job.compute_step is ComputeStep.EMBED:
             return _E.MORE_TOKENS_LOCAL
@@ -241,7 +241,7 @@ class JobProcessor:
         job, now = self._job, time.perf_counter()
         flight = text.under_way.get(job.sequence)
         if flight is None:
-            text.under_way[job.sequence] = Flight(
+            text.under_way[job.sequence] = InFlight(
                 job.start + job.count, job.count, job.returns, now
             )
         else:
@@ -260,7 +260,7 @@ class JobProcessor:
         if data is None or not finite(data):
             raise LlmFailure(
                 LlmCode.WRONG_COMPUTATION,
-                f"{self._pipe.node_id} computed what is no number before layer"
+                f"{self._pipe.node_id} computed NaN or infinity before layer"
                 f" {self._job.current_layer}",
             )
 

@@ -45,7 +45,7 @@ def check_within(ranges: Sequence[LayerRange], num_layers: int) -> None:
 def _range(part: str) -> LayerRange:
     found = _RANGE.fullmatch(part)
     if found is None:
-        raise ValueError(f"{part!r} is no range of layers: write auto, none, or 0-14,20-29")
+        raise ValueError(f"{part!r} is not a range of layers: write auto, none, or 0-14,20-29")
     first = int(found[1])
     last = first if found[2] is None else int(found[2])
     if first < 0 or last < 0:

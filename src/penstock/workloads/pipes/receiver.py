@@ -189,7 +189,7 @@ def _flaw(job: Job, packet: NetworkJob, layer: int) -> tuple[StepRefused, LlmCod
             )
             return StepRefused.NOT_WHAT_WAS_SENT, LlmCode.WRONG_COMPUTATION, words
     if not finite(packet.data):
-        words = f"what is no number, for layer {layer}"
+        words = f"NaN or infinity, for layer {layer}"
         return StepRefused.NOT_FINITE, LlmCode.WRONG_COMPUTATION, words
     cache, end = job.cache, packet.start + packet.count
     if packet.compute_step is ComputeStep.HEAD or cache is None:

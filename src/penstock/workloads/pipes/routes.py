@@ -22,7 +22,7 @@ APART_MS = 60_000.0
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """Hops that together are the whole model, each layer once."""
 
     hops: tuple[Hop, ...]
@@ -32,20 +32,20 @@ class Way:
     """Who was passed over because its weights are others."""
 
     def __str__(self) -> str:
-        way = " → ".join(f"{h.node_id} {LayerRange(h.start, h.end)}" for h in self.hops)
-        return f"{way} ({self.cost:.1f} ms a token)"
+        route = " → ".join(f"{h.node_id} {LayerRange(h.start, h.end)}" for h in self.hops)
+        return f"{route} ({self.cost:.1f} ms a token)"
 
 
 @dataclass(frozen=True)
-class Gap:
-    """Why there is no way."""
+class NoRoute:
+    """Why there is no route."""
 
     missing: tuple[LayerRange, ...]
     disagree: tuple[str, ...]
     reason: str
 
 
-def find_way(
+def find_route(
     model: str,
     num_layers: int,
     records: Iterable[NodeRecord],
@@ -55,7 +55,7 @@ def find_way(
     avoid: Collection[str] = frozenset(),
     reference: Sequence[str] = (),
     apart: Collection[frozenset[str]] = frozenset(),
-) -> Way | Gap:
+) -> Route | NoRoute:
     """The quickest way for a job of `origin`, whose first `local_layers` layers stay with it.
 
     `load` is how many times longer than alone a layer takes on a node (see `loads`); whom it does
@@ -84,7 +84,7 @@ def find_way(
     )
     ends = [start for _, start in path[1:]] + [num_layers]
     hops = tuple(Hop(n, start, end) for (n, start), end in zip(path, ends, strict=True))
-    return Way(hops, cost / 1000, holdings.disagree)
+    return Route(hops, cost / 1000, holdings.disagree)
 
 
 def check_hops(
@@ -97,9 +97,9 @@ def check_hops(
     at = 0
     for hop in hops:
         if hop.end <= hop.start:
-            return f"layers {hop.start} to {hop.end} on {hop.node_id} are no range"
+            return f"layers {hop.start} to {hop.end} on {hop.node_id} are not a range"
         if hop.start > at:
-            return f"nobody has layers {LayerRange(at, hop.start)}: a hole before {hop.node_id}"
+            return f"no node has layers {LayerRange(at, hop.start)}: a hole before {hop.node_id}"
         if hop.start < at:
             return f"{hop.node_id} begins at layer {hop.start}, which was computed before"
         if nodes is not None and hop.node_id not in nodes:
@@ -209,11 +209,11 @@ class _Holdings:
             if not (origin in held if n < local_layers else held)
         ]
 
-    def gap(self, model: str, missing: list[int]) -> Gap:
+    def gap(self, model: str, missing: list[int]) -> NoRoute:
         ranges = ranges_of(missing)
         reason = f"no node can compute layers {written(ranges)} of {model}"
         because = [*self.left_out, *self.disagree]
-        return Gap(ranges, self.disagree, "; ".join([reason, *because]))
+        return NoRoute(ranges, self.disagree, "; ".join([reason, *because]))
 
     def stretches(self, begin: int) -> list[LayerRange]:
         """Runs of layers between which nothing changes: whoever can compute one of a run can

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from copy import copy
 
 from penstock.workloads.llm.health import RunnerHealth
 from penstock.workloads.llm.runner import Loading, ProgressListener
@@ -25,9 +26,14 @@ from penstock.workloads.pipes.node import Node
 class PipeRunner:
     """Answers with the model of a node that has the end model. It owns the node."""
 
-    def __init__(self, node: Node, tenant: str = "") -> None:
-        self._node, self._tenant = node, tenant
+    def __init__(self, node: Node) -> None:
+        self._node, self._tenant = node, ""
         self.health = RunnerHealth(self)
+
+    def for_tenant(self, tenant: str) -> PipeRunner:
+        view = copy(self)
+        view._tenant = tenant
+        return view
 
     @property
     def node(self) -> Node:

@@ -26,37 +26,24 @@ if TYPE_CHECKING:
 def pipe_config(settings: Settings) -> LpConfig | None:
     """How the node here is set up; None if there is none. Makes the network's key if there is
     none yet. Raises NotFound, InvalidRequest and Misconfigured."""
-    if not settings.pipe_model:
+    node = settings.node
+    if not node.model:
         return None
     model, source = pipe_source(settings)
+    same = {name: getattr(node, name) for name in LpConfig.__struct_fields__ if hasattr(node, name)}
     return LpConfig(
-        model=model,
-        source=source,
-        node_id=settings.pipe_node_id,
-        layers=parse_layers(settings.pipe_layers),
-        end_model=settings.pipe_end_model,
-        local_layers=settings.pipe_local_layers,
-        listen=settings.pipe_listen,
-        advertise=settings.pipe_advertise,
-        join=settings.pipe_join,
-        key=network_key(settings),
-        dtype=settings.pipe_dtype.value,
-        threads=settings.pipe_threads,
-        memory=settings.pipe_memory,
-        cache=settings.pipe_cache,
-        context=settings.pipe_context,
-        max_jobs=settings.pipe_max_jobs,
-        max_waiting=settings.pipe_max_waiting,
-        prefill_chunk_size=settings.pipe_chunk,
-        pass_tokens=settings.pipe_pass,
-        keep=settings.pipe_keep,
-        spot_check=settings.pipe_spot_check,
-        print_times=settings.pipe_print_times,
-        ping=settings.pipe_ping,
-        silence=settings.pipe_silence,
-        step_timeout=settings.pipe_step_timeout,
-        open_timeout=settings.pipe_open_timeout,
-        drain=settings.pipe_drain,
+        **same
+        | {
+            "model": model,
+            "source": source,
+            "layers": parse_layers(node.layers),
+            "key": network_key(settings),
+            "dtype": node.dtype.value,
+            "keep": node.keep_cache,
+            "ping": node.heartbeat,
+            "silence": node.lease,
+            "open_timeout": node.wait_timeout,
+        }
     )
 
 
@@ -70,9 +57,9 @@ def pipe_source(settings: Settings) -> tuple[str, Path]:
     told the same serve the same; a path that was given lends its own. The fingerprints of the
     weights tell whether it was the same model.
     """
-    wanted = settings.pipe_model
-    if settings.pipe_source is not None:
-        return _named(wanted, "pipe_model"), _there(settings.pipe_source)
+    wanted = settings.node.model
+    if settings.node.source is not None:
+        return _named(wanted, "node.model"), _there(settings.node.source)
     store = ModelStore(settings.model_folder)
     if (folder := settings.model_folder / wanted).is_dir() and is_model_name(wanted):
         return wanted, folder
@@ -99,7 +86,7 @@ def _is_stored(store: ModelStore, name: str) -> bool:
 def _there(path: Path) -> Path:
     if not path.exists():
         raise Misconfigured(
-            f"there is no file or folder {path}", hint="'penstock models list' shows what is there"
+            f"there is no file or folder {path}", hint="'penstock model list' shows what is there"
         )
     return path.resolve()
 
@@ -109,7 +96,7 @@ def _named(name: str, given: str) -> str:
         raise InvalidRequest(
             given[:150],
             f"a model can't be called {name[:150]!r}",
-            hint="say --model NAME --source PATH (pipe_model and pipe_source); a name has letters,"
+            hint="say --model NAME --source PATH (node.model and node.source); a name has letters,"
             " digits, _ and -, in words with single dots between",
         )
     return name
@@ -120,10 +107,10 @@ def _named(name: str, given: str) -> str:
 
 def network_key(settings: Settings) -> str:
     """As it is set, or as it is kept in the data folder; made there at first."""
-    if settings.pipe_key.startswith("@"):
-        return _read(Path(settings.pipe_key[1:]).expanduser())
-    if settings.pipe_key:
-        return settings.pipe_key
+    if settings.node.key.startswith("@"):
+        return _read(Path(settings.node.key[1:]).expanduser())
+    if settings.node.key:
+        return settings.node.key
     path = settings.pipe_key_file
     if not path.is_file():
         _make_key(path)

@@ -37,7 +37,7 @@ def chosen(hops: Sequence[Hop], origin: str, chance: random.Random) -> Hop | Non
     return chance.choice(layers) if layers else None
 
 
-def way_of(check: Hop, origin: str, num_layers: int) -> tuple[Hop, ...]:
+def route_of(check: Hop, origin: str, num_layers: int) -> tuple[Hop, ...]:
     """All other layers are said to be the origin's."""
     around = (Hop(origin, 0, check.start), check, Hop(origin, check.end, num_layers))
     return tuple(hop for hop in around if hop.start < hop.end)
@@ -61,5 +61,5 @@ def differ(theirs: torch.Tensor, ours: torch.Tensor, dtype: str) -> str:
         return f"it has the shape {tuple(theirs.shape)}, not {tuple(ours.shape)}"
     away = (theirs.float() - ours).norm() / ours.norm()
     if not bool(away <= _TOLERANCE.get(dtype, 1e-1)):
-        return f"it lies {float(away):.2g} of its size away"
+        return f"it differs by {float(away):.2g} of its size"
     return ""

@@ -95,7 +95,7 @@ class JobTiming:
             before = one.node_id
 
     def chose(self, origin: str, head: float) -> None:
-        """A token was chosen, after a head of so many seconds."""
+        """A token was chosen, after a head of this many seconds."""
         now = time.perf_counter()
         self.first = self.first or now
         self.last = now

@@ -1,4 +1,4 @@
-"""A network of nodes as it is shown: in `penstock pipe status`, and by the engine. Pure."""
+"""A network of nodes as it is shown: in `penstock node status`, and by the engine. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, written
 from penstock.workloads.pipes.net.table import Table
-from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
+from penstock.workloads.pipes.routes import NoRoute, Route, find_route, loads
 from penstock.workloads.pipes.status import HopView, NodeView, PipesView, PipeView, SegmentView
 
 
@@ -27,8 +27,8 @@ def _pipe(model: str, records: Sequence[NodeRecord]) -> PipeView:
         reason = f"nothing is known of {model} yet"
         return PipeView(model=model, num_layers=0, complete=False, reason=reason)
     origins = [record for record in records if model in record.end_models]
-    ways = [_way(model, num_layers, records, origin) for origin in origins]
-    whole = [way for way in ways if isinstance(way, Way)]
+    routes = [_route(model, num_layers, records, origin) for origin in origins]
+    whole = [route for route in routes if isinstance(route, Route)]
     base = PipeView(
         model=model,
         num_layers=num_layers,
@@ -36,28 +36,30 @@ def _pipe(model: str, records: Sequence[NodeRecord]) -> PipeView:
         origins=tuple(origin.node_id for origin in origins),
     )
     if whole:
-        return _completed(base, min(whole, key=lambda way: way.cost))
+        return _completed(base, min(whole, key=lambda route: route.cost))
     # Without an origin it is seen as by one that holds nothing itself.
-    gaps = [way for way in ways if isinstance(way, Gap)] or [_coverage(model, num_layers, records)]
+    gaps = [route for route in routes if isinstance(route, NoRoute)] or [
+        _coverage(model, num_layers, records)
+    ]
     return _lacking(base, min(gaps, key=lambda gap: sum(map(len, gap.missing))))
 
 
-def _completed(pipe: PipeView, way: Way) -> PipeView:
+def _completed(pipe: PipeView, route: Route) -> PipeView:
     return PipeView(
         model=pipe.model,
         num_layers=pipe.num_layers,
         complete=True,
         origins=pipe.origins,
-        disagree=way.disagree,
+        disagree=route.disagree,
         hops=tuple(
             HopView(node_id=hop.node_id, layers=written([LayerRange(hop.start, hop.end)]))
-            for hop in way.hops
+            for hop in route.hops
         ),
-        token_ms=round(way.cost, 3),
+        token_ms=round(route.cost, 3),
     )
 
 
-def _lacking(pipe: PipeView, gap: Gap) -> PipeView:
+def _lacking(pipe: PipeView, gap: NoRoute) -> PipeView:
     reason = gap.reason
     if not pipe.origins:
         nobody = f"no node handles the text of {pipe.model} (--end-model)"
@@ -73,15 +75,17 @@ def _lacking(pipe: PipeView, gap: Gap) -> PipeView:
     )
 
 
-def _way(
+def _route(
     model: str, num_layers: int, records: Sequence[NodeRecord], origin: NodeRecord
-) -> Way | Gap:
-    return find_way(model, num_layers, records, origin.node_id, origin.local_layers, loads(records))
+) -> Route | NoRoute:
+    return find_route(
+        model, num_layers, records, origin.node_id, origin.local_layers, loads(records)
+    )
 
 
-def _coverage(model: str, num_layers: int, records: Sequence[NodeRecord]) -> Gap:
-    way = find_way(model, num_layers, records, "", 0, loads(records))
-    return way if isinstance(way, Gap) else Gap((), way.disagree, "")
+def _coverage(model: str, num_layers: int, records: Sequence[NodeRecord]) -> NoRoute:
+    route = find_route(model, num_layers, records, "", 0, loads(records))
+    return route if isinstance(route, NoRoute) else NoRoute((), route.disagree, "")
 
 
 def _num_layers(record: NodeRecord, model: str) -> int:

@@ -279,7 +279,7 @@ async def _knock(path: str) -> None:
 def _nobody(path: str) -> Unusable:
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return Unusable(f"{path} is not a socket", "give the path of the engine's socket")
-    return Unusable(f"nobody listens at {path}", "start the engine again: it has ended")
+    return Unusable(f"nothing listens at {path}", "start the engine again: it has ended")
 
 
 def _way_in(path: str) -> str:

@@ -7,7 +7,6 @@ mapped can change what was kept. What is not taken is told, with the reason.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 from collections.abc import Generator, Iterator
@@ -23,13 +22,14 @@ from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.tree import FOLDER
 from penstock.workloads.container.job import Stream, log_name
 from penstock.workloads.container.protocol.paths import checked_path
-from penstock.workloads.container.timeouts import in_thread
+from penstock.workloads.container.timeouts import in_thread, in_thread_if
 
 MAX_ENTRIES = 100_000
 """Of all kinds, that are looked at."""
 _TOLD = 100
 """Of how many that were skipped the reason is told."""
 _SHOWN = 200
+_LARGE = 256 << 10
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOG = "text/plain"
 
@@ -76,7 +76,8 @@ class ArtifactCollector:
         """What was written, where the result's text does not have all of it as it was."""
         shown, kept = text.encode(), output.count(stream).kept
         is_short = kept == len(shown)
-        if not is_short or await asyncio.to_thread(output.reader(stream).read, kept) != shown:
+        reads = output.reader(stream).read
+        if not is_short or await in_thread_if(kept > _LARGE, reads, kept) != shown:
             await self.add(log_name(stream), output.reader(stream), _LOG)
 
     async def add(self, name: str, source: Source, media_type: str | None = None) -> None:

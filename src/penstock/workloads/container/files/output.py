@@ -22,6 +22,7 @@ from threading import Lock
 from typing import BinaryIO, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.workloads.container.job import Stream, StreamCount
 
@@ -49,6 +50,26 @@ class LogPage(Struct, frozen=True):
     """Bytes between the offset asked for and `offset` that are not kept."""
     end: bool = False
     """Nothing will come after `next`."""
+    cut: bool = False
+    """The byte at `next` is not kept."""
+
+    @property
+    def text(self) -> str:
+        return self.data.decode(errors="replace")
+
+    def whole(self, *, ragged: bool = False) -> LogPage:
+        """The same without a character at its end whose rest may come, and, after a gap or where it
+        begins anywhere (`ragged`), without the rest of one whose beginning is not there."""
+        lead = min(_inside(self.data), CHARACTER - 1) if ragged or self.skipped else 0
+        tail = b"" if self.end or self.cut else self.data[lead:][1 - CHARACTER :]
+        held = len(_decode(tail[_last_start(tail) :])[1])
+        return replace(
+            self,
+            offset=self.offset + lead,
+            data=self.data[lead : len(self.data) - held],
+            next=self.next - held,
+            skipped=self.skipped + lead,
+        )
 
 
 class Output:
@@ -112,9 +133,10 @@ class Output:
         a negative one counts from the end, one beyond the end is the end."""
         kept, ended = self._logs[stream], self._ended
         asked = max(kept.total + offset, 0) if offset < 0 else min(offset, kept.total)
-        at, data = kept.take(asked, limit)
-        after = at + len(data)
-        return LogPage(stream, at, data, after, at - asked, ended and after >= kept.total)
+        at, data, stop = kept.take(asked, limit)
+        after, total = at + len(data), kept.total
+        end, cut = ended and after >= total, after == stop < total
+        return LogPage(stream, at, data, after, at - asked, end, cut)
 
     async def more(self, stream: Stream, offset: int, timeout: float) -> None:
         """Until there is a byte at or after the offset, or the end, or the time is over."""
@@ -255,8 +277,9 @@ class HeadTailLog:
         with self._lock:
             return sum(stop - start for start, stop in self._ranges())
 
-    def take(self, offset: int, limit: int) -> tuple[int, bytes]:
-        """The first kept bytes at or after the offset, and where they begin."""
+    def take(self, offset: int, limit: int) -> tuple[int, bytes, int]:
+        """The first kept bytes at or after the offset, where they begin, and where the run of
+        kept bytes ends."""
         with ExitStack() as files:
             with self._lock:
                 for start, stop in self._ranges():
@@ -265,8 +288,8 @@ class HeadTailLog:
                         parts = self._opened(files, at, min(stop, at + max(limit, 0)))
                         break
                 else:
-                    return self.total, b""
-            return at, _read(parts)
+                    return self.total, b"", self.total
+            return at, _read(parts), stop
 
     def pieces(self, most: int | None = None) -> tuple[int, list[Piece]]:
         """How long the stream is, and all that is kept of it, or as much as a stream with that
@@ -426,6 +449,11 @@ def _begun_before(before: bytes, data: bytes) -> int:
         rest += data[count : count + 1]
         count += 1
     return count
+
+
+def _inside(data: bytes) -> int:
+    """How many bytes at the start can't begin a character."""
+    return next((at for at, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
 
 
 def _last_start(before: bytes) -> int:

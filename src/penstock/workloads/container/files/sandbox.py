@@ -1,12 +1,12 @@
 """The folders of jobs on one machine: what goes into a container, what comes out of it, what it
 wrote. Each is held by one process.
 
-<root>/<sha256 of the job's id>/    for the worker alone
+<root>/<sha256 of the owner and the job's id>/    for the worker alone
     input/       the job's files; the container sees them as /input and can't change them
     output/      empty at first; the container may write to it, as /output
     build/       a Dockerfile and its context
     build.log    the end of what the build said
-    logs/        what it wrote to its two streams
+    stdout.<offset>, stderr.<offset>, missed    what it wrote (`Output`)
     lock         the job's id; the process that has its lock holds the folder
 
 A process holds the lock from before it makes the container until the job's end is recorded and
@@ -60,7 +60,7 @@ class Sandbox:
     @property
     def logs(self) -> Path:
         """For `Output`."""
-        return self.folder / "logs"
+        return self.folder
 
     @property
     def output(self) -> Path:
@@ -74,6 +74,8 @@ class Sandbox:
     async def prepare(self, job: ContainerJob) -> tuple[Mount, ...]:
         """Make the folders that the container sees, and fill in its input. Raises BadInput, with
         nothing left of what this made."""
+        if not (job.inputs or job.outputs or self.output.exists()):
+            return ()
         mounts = []
         async with self._whole("input", "output"):
             if job.inputs:
@@ -165,21 +167,25 @@ def _access_for(user: int) -> bytes:
 
 
 class JobFolders:
-    def __init__(self, root: Path, rules: InputRules, blobs: Blobs | None = None) -> None:
-        self._root, self._rules, self._blobs = root, rules, blobs
+    """Those of one owner; others' may be in the same place."""
+
+    def __init__(
+        self, root: Path, rules: InputRules, blobs: Blobs | None = None, owner: str = ""
+    ) -> None:
+        self._root, self._rules, self._blobs, self._owner = root, rules, blobs, owner
         self._held: dict[str, int] = {}
         """Open lock files, by job id."""
 
     def sandbox(self, job_id: str, check: PointerCheck | None = None) -> Sandbox:
         """A job's folder, whether or not it is there. `check` is asked before a pointer is
         followed."""
-        return Sandbox(self._root / _name(job_id), self._rules, self._blobs, check)
+        return Sandbox(self._root / self._name(job_id), self._rules, self._blobs, check)
 
     def hold(self, job_id: str) -> bool:
         """Hold a job's folder, which is made if need be; False if another process holds it."""
         if job_id in self._held:
             return True
-        folder = self._root / _name(job_id)
+        folder = self._root / self._name(job_id)
         while True:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -211,7 +217,7 @@ class JobFolders:
     def job_ids(self) -> list[str]:
         """The jobs whose folders are there and not held by another process of which this one
         knows; some may be held by others."""
-        mine = {_name(job_id): job_id for job_id in self._held}
+        mine = {self._name(job_id): job_id for job_id in self._held}
         found = []
         try:
             names = sorted(os.listdir(self._root))
@@ -220,7 +226,7 @@ class JobFolders:
         for name in names:
             # To open and close a file that we hold would give up its lock.
             job_id = mine.get(name) or self._read(name)
-            if job_id and _name(job_id) == name:
+            if job_id and self._name(job_id) == name:
                 found.append(job_id)
         return found
 
@@ -235,14 +241,14 @@ class JobFolders:
         except (OSError, UnicodeDecodeError):
             return ""
 
-
-def _name(job_id: str) -> str:
-    """Nothing of a job's id is ever in a path."""
-    return sha256(job_id.encode(errors="surrogatepass")).hexdigest()
+    def _name(self, job_id: str) -> str:
+        """Nothing of a job's id is ever in a path."""
+        known = f"{self._owner}/{job_id}"
+        return sha256(known.encode(errors="surrogatepass")).hexdigest()
 
 
 def owner_of(folder: Path) -> str:
-    """The id by which the containers of all processes on this folder are known; made once."""
+    """An id of this folder on this machine, made once."""
     path = folder / "owner"
     while True:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_DEPTH = 64
@@ -29,6 +29,21 @@ def read_input(data: bytes) -> Any:
     return _read(data, _lenient)
 
 
+def pointers_in(data: bytes) -> Iterator[str]:
+    """Every blob that a job names, in whatever field; none if it can't be read."""
+    try:
+        stack = [_lenient(data.decode())]
+    except (ValueError, RecursionError):
+        return
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            if value.startswith("blob:"):
+                yield value
+        elif isinstance(value, dict | list):
+            stack += value.values() if isinstance(value, dict) else value
+
+
 def compact(data: bytes) -> bytes:
     """A JSON text without the spaces between its parts, and without needless escapes in strings,
     as the protocol's own worker writes it; every number as it was."""
@@ -46,7 +61,10 @@ def encode(value: Any) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:  # half of a character, which only an escape can write
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        return _HALF.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def _read(data: bytes, decode: Callable[[str], Any]) -> Any:

@@ -122,7 +122,7 @@ class _Reader:
         if name in _REFUSED:
             raise ValueError(f"{name} is not supported here: {_REFUSED[name]}")
         if name not in _PLAIN:
-            raise ValueError(f"{word[:40]!r} is no instruction")
+            raise ValueError(f"{word[:40]!r} is not an instruction")
         if not self.stages and name not in ("FROM", "ARG"):
             raise ValueError(f"{name} before the first FROM")
         if _HEREDOC.search(line):
@@ -141,7 +141,7 @@ class _Reader:
             self.bases.append(_image(words[0]))
         stage = words[2] if len(words) == 3 else ""
         if stage and not _STAGE.fullmatch(stage):
-            raise ValueError(f"{stage[:40]!r} is no name of a stage")
+            raise ValueError(f"{stage[:40]!r} is not the name of a stage")
         if len(self.stages) == MAX_STAGES:
             raise ValueError(f"more than {MAX_STAGES} stages")
         self.stages.append(stage.lower())

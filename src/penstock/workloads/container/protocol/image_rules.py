@@ -148,7 +148,7 @@ def check_resolved(rules: ImageRules, reference: str, image: Image) -> None:
     """Raise NotAllowedImage unless the image that the name means is one that jobs may run."""
     if _is_start_of_id(reference, image):
         raise NotAllowedImage(
-            f"{reference} is no image's name here, but the beginning of the id of another"
+            f"{reference} is not an image's name here, but the beginning of another image's id"
         )
     if not granted(rules.allowed, reference, image):
         raise NotAllowedImage(

@@ -75,7 +75,7 @@ class JobCache:
         return self._data
 
 
-class _Kept(Struct):
+class _CachedJob(Struct):
     cache: JobCache
     until: float
 
@@ -92,7 +92,7 @@ class KvPool:
         self.on_free: Callable[[], None] = lambda: None
         self._shape, self._dtype, self._block = shape, dtype, block
         self._token_bytes = cache_bytes(shape, dtype.itemsize)
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept: OrderedDict[bytes, _CachedJob] = OrderedDict()
         self._lock = threading.Lock()
 
     def reserve(self, layers: Sequence[int], tokens: int) -> JobCache:
@@ -104,18 +104,18 @@ class KvPool:
         return cache
 
     def keep(self, cache: JobCache, key: bytes, until: float) -> None:
-        """A finished job's cache, for whoever asks for this key until then."""
+        """A finished job's cache, for a later job with this key."""
         with self._lock:
             if cache.freed:
                 return
             self._drop(key)
             self.used -= cache.bytes
             self.kept += cache.bytes
-            self._kept[key] = _Kept(cache, until)
+            self._kept[key] = _CachedJob(cache, until)
         self.on_free()
 
     def take(self, key: bytes, layers: Sequence[int], tokens: int) -> JobCache | None:
-        """The cache that was kept, with room for so many tokens; None if it is gone or has other
+        """The cache that was kept, with room for this many tokens; None if it is gone or has other
         layers. Raises as `reserve` does, and the cache stays kept."""
         capacity = self._capacity(tokens)
         with self._lock:
@@ -183,7 +183,7 @@ class KvPool:
         return max(1, -(-tokens // self._block)) * self._block
 
     def _take(self, size: int, had: int) -> int:
-        """Count so many bytes as used, giving up what is kept if need be."""
+        """Count this many bytes as used, evicting kept caches if necessary."""
         if size > self.total:
             raise LlmFailure(
                 LlmCode.NO_ROOM,

@@ -1,7 +1,7 @@
 """One decoder layer over a packed row: tokens of many jobs side by side.
 
 Everything but attention sees one long row of tokens. Attention is done job by job, each over its
-own cache; what it needs of positions is worked out once for all layers, in `Row`.
+own cache; what it needs of positions is worked out once for all layers, in `PackedBatch`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear
 from penstock.workloads.pipes.model.norm import Norm
+from penstock.workloads.pipes.model.packed_batch import PackedBatch, PackedSequence
 from penstock.workloads.pipes.model.rope import interleave
-from penstock.workloads.pipes.model.row import Row, Span
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.model.tensors import Tensors
 
@@ -53,7 +53,7 @@ class Layer:
         parts.done()
         self.bytes = sum(one.bytes for one in (self._qkv, self._out, self._gate_up, self._down))
 
-    def __call__(self, x: torch.Tensor, row: Row) -> None:
+    def __call__(self, x: torch.Tensor, row: PackedBatch) -> None:
         """What it makes of a row, in place."""
         mixed = self._attend(self._before(x), row)
         if self._after is None:
@@ -67,7 +67,7 @@ class Layer:
         else:
             x.add_(self._end(self._down(fed)))
 
-    def _attend(self, x: torch.Tensor, row: Row) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, row: PackedBatch) -> torch.Tensor:
         """[tokens, heads * head_dim]."""
         self._qkv.into(x, row.qkv)
         if self._head_norm is not None:
@@ -80,7 +80,7 @@ class Layer:
             parts = [torch.cat(parts if row.single else [part.flatten(1) for part in parts])]
         return parts[0].reshape(row.tokens, -1)
 
-    def _one(self, span: Span, index: int) -> torch.Tensor:
+    def _one(self, span: PackedSequence, index: int) -> torch.Tensor:
         """One job's attention: [tokens, ..., head_dim]."""
         span.places[index].copy_(span.fresh)
         seen = span.seen(self._window)
@@ -91,7 +91,9 @@ class Layer:
             return self._softcapped(span.queries, keys, values, None, self._softcap)
         return F.scaled_dot_product_attention(span.queries, keys, values, scale=self._scale)
 
-    def _chunk(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _chunk(
+        self, span: PackedSequence, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         mask, causal = span.mask(self._window, keys.dtype)
         if self._softcap is None:
             mixed = F.scaled_dot_product_attention(

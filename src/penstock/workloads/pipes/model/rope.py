@@ -24,7 +24,7 @@ def interleave(rows: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
     return heads[:, order].reshape(rows.shape)
 
 
-class Turns:
+class RotaryTable:
     """The rotations of one Rope, for as many positions as were asked for so far."""
 
     def __init__(self, rope: Rope) -> None:

@@ -74,7 +74,7 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 
 def cache_bytes(shape: Shape, width: int) -> int:
-    """Of one token in one layer, in numbers of so many bytes."""
+    """Of one token in one layer, in numbers of this many bytes."""
     return 2 * shape.kv_heads * shape.head_dim * width
 
 

@@ -36,7 +36,7 @@ class Tensors:
     def several(
         self, part: str, names: Sequence[str], whole: str, sizes: Sequence[int], width: int
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """Weights of several matrices, of so many rows each, and their biases if they have any.
+        """Weights of several matrices, of this many rows each, and their biases if they have any.
         Some families store them joined, as `whole`."""
         weights = self._rows(f"{part}.{whole}.weight", sizes, width) or [
             self.take(f"{part}.{name}.weight", rows, width)

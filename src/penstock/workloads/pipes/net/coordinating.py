@@ -59,7 +59,7 @@ def steps(
 
 
 def refusal(assign: Assign, sender: str, own: NodeRecord, records: Iterable[NodeRecord]) -> str:
-    """Why a node does not follow a word about its layers; "" if it does."""
+    """Why a node refuses an assignment of layers; "" if it accepts it."""
     if sender != assign.by or sender != coordinator(assign.model, records):
         return f"{sender} does not decide where {assign.model} goes"
     if assign.model != own.model or not own.auto:
@@ -69,7 +69,7 @@ def refusal(assign: Assign, sender: str, own: NodeRecord, records: Iterable[Node
     if assign.end - assign.start > own.room:
         return f"{own.node_id} has room for {own.room} layers, not {assign.end - assign.start}"
     if assign.generation <= own.generation:
-        return f"an old word: {assign.generation} after {own.generation}"
+        return f"stale assignment: generation {assign.generation}, have {own.generation}"
     return ""
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-from penstock.workloads.pipes.net.calling import Caller, Target
+from penstock.workloads.pipes.net.dialer import Dialer, Target
 from penstock.workloads.pipes.net.events import Events
 from penstock.workloads.pipes.net.peers import Peers
 from penstock.workloads.pipes.net.records import NodeRecord
@@ -52,7 +52,7 @@ class Membership:
         silence: float,
     ) -> None:
         self.peers = Peers(node_id)
-        self.caller = Caller(dial, self.peers.__contains__, self._unanswered)
+        self.caller = Dialer(dial, self.peers.__contains__, self._unanswered)
         self.unreached: dict[str, str] = {}
         """Addresses that were dialed in vain, and why."""
         self._node_id, self._table, self._events = node_id, table, events
@@ -212,7 +212,7 @@ class Membership:
             log.info("%s", error.reason)
             self.unreached[target.address] = error.reason
         if isinstance(error.__context__, ConnectionRefusedError) and target.node_id in self._grace:
-            self._lose(target.node_id, "it is gone: nobody listens at its address")
+            self._lose(target.node_id, "it is gone: nothing listens at its address")
         if error.what == Refused.OWN_NODE_ID:
             if self._was_itself():
                 self.caller.drop(target)

@@ -30,9 +30,10 @@ async def observe(address: str, identity: Identity, *, timeout: float = 5.0) -> 
         async with asyncio.timeout(timeout):
             return await watch.seen
     except TimeoutError:
-        raise NotConnected(f"{address}: it says nothing of its network") from None
+        raise NotConnected(f"{address}: it reports nothing about its network") from None
     finally:
         connection.close("seen")
+        await connection.wait_closed()
 
 
 class _Look:

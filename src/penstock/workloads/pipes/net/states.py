@@ -18,7 +18,7 @@ MAX_LAYERS = 4096
 
 MAX_RECORD = 256 << 10
 """Bytes of a record: fingerprints of the most layers, and what else there is. All records have to
-fit into one frame for whoever joins."""
+fit into one frame for a joining node."""
 
 _DECODER = msgspec.msgpack.Decoder(NodeRecord)
 _ENCODER = msgspec.msgpack.Encoder()
@@ -47,7 +47,7 @@ def read_state(payload: memoryview, counters: Counters) -> list[NodeRecord]:
 
 
 def sound(record: NodeRecord) -> bool:
-    """Whether it makes sense in itself, so that whoever plans with it need not ask."""
+    """Whether it makes sense in itself, so that the planner need not check."""
     figures = (record.layer_ms, record.end_ms, record.tokens_per_s, record.busy)
     counts = (
         *(record.version, record.local_layers, record.room),

@@ -8,7 +8,7 @@ from penstock.workloads.pipes.net.records import NodeRecord
 
 
 class Table:
-    """One record for each node: the newest. Pure; whoever fills it decides whom to believe."""
+    """One record for each node: the newest. Pure; its user decides which records to trust."""
 
     def __init__(self, records: Iterable[NodeRecord] = ()) -> None:
         self._records: dict[str, NodeRecord] = {}

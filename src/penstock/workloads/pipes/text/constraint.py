@@ -29,7 +29,7 @@ T = TypeVar("T")
 _making = threading.Lock()
 
 
-def is_held(ask: GenerationRequest) -> bool:
+def is_constrained(ask: GenerationRequest) -> bool:
     return ask.schema is not None or ask.grammar is not None or ask.json_object
 
 
@@ -69,7 +69,7 @@ class Constraints:
 
     def of(self, ask: GenerationRequest) -> Constraint | None:
         """None if it may say anything. Raises INVALID_SCHEMA or NOT_SUPPORTED."""
-        if not is_held(ask):
+        if not is_constrained(ask):
             return None
         if ask.grammar is not None and (ask.schema is not None or ask.json_object):
             raise _refused("a grammar and a schema at once")
@@ -110,7 +110,7 @@ class Constraints:
         if self._backend is None:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
-                "an answer of this model can't be held to a schema: its tokenizer is not known",
+                "schemas and grammars are not supported by this model: unknown tokenizer",
             )
         return LLTokenizer(
             self._backend.to_str(), n_vocab=self._vocab_size, eos_token=sorted(self._ends)
@@ -172,4 +172,4 @@ def _deeply(work: Callable[[], T]) -> T:
 
 def _refused(why: str) -> LlmFailure:
     first = why.strip().partition("\n")[0]
-    return LlmFailure(LlmCode.INVALID_SCHEMA, f"no answer can be held to this: {first}")
+    return LlmFailure(LlmCode.INVALID_SCHEMA, f"invalid JSON schema or grammar: {first}")

@@ -46,7 +46,7 @@ class Chosen(Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
-class Holding(Protocol):
+class AnswerConstraint(Protocol):
     """What an answer is held to."""
 
     def allowed(self, row: Floats) -> Floats:
@@ -67,7 +67,7 @@ class Sampler:
         sampling: Sampling,
         seed: int,
         logprobs: int | None = None,
-        constraint: Holding | None = None,
+        constraint: AnswerConstraint | None = None,
     ) -> None:
         self._how = how = completed(sampling)
         self._is_greedy = how.temperature == 0 or how.top_k == 1

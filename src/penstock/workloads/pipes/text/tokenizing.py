@@ -19,7 +19,7 @@ from penstock.workloads.llm.values import (
     TextPart,
     TokenizeRequest,
 )
-from penstock.workloads.pipes.text.constraint import Constraints, is_held
+from penstock.workloads.pipes.text.constraint import Constraints, is_constrained
 from penstock.workloads.pipes.text.noise import seed_of
 from penstock.workloads.pipes.text.sampler import Sampler, completed
 from penstock.workloads.pipes.text.thinking import CLOSE, OPEN, Thinking
@@ -125,7 +125,7 @@ class Text:
 
     def sampler(self, ask: GenerationRequest, choice: int = 0) -> Sampler:
         """Raises INVALID_SCHEMA or NOT_SUPPORTED. Takes long for an answer that is held to a
-        schema or a grammar (`is_held`): up to seconds for the largest."""
+        schema or a grammar (`is_constrained`): up to seconds for the largest."""
         _check_options(ask)
         sampling, seed = self.sampling(ask.sampling), seed_of(ask, choice)
         return Sampler(sampling, seed, ask.logprobs, self._constraints.of(ask))
@@ -133,7 +133,7 @@ class Text:
     def writer(self, ask: GenerationRequest, max_tokens: int, choice: int = 0) -> Writer:
         begins = isinstance(ask, ChatRequest) and ask.messages[-1].role != "assistant"
         thinking = None
-        if begins and self._thinks and not is_held(ask):
+        if begins and self._thinks and not is_constrained(ask):
             thinking = Thinking(begun=self._begins_thinking)
         return Writer(
             *(self.vocabulary, self.ends, max_tokens, ask.stop, choice),
@@ -157,7 +157,7 @@ class Text:
             )
         if any(not isinstance(part, TextPart) for one in ask.messages for part in _parts(one)):
             raise LlmFailure(
-                LlmCode.NOT_SUPPORTED, "a model that is split over nodes can't see images"
+                LlmCode.NOT_SUPPORTED, "a model that is split over nodes does not support images"
             )
 
     def _templated(self, messages: list[dict[str, Any]], **more: Any) -> str:

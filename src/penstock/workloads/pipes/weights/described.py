@@ -28,9 +28,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise not_found(path, "does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise invalid(path, f"is no JSON that can be read: {error}") from error
+        raise invalid(path, f"is not readable JSON: {error}") from error
     if not isinstance(read, dict):
-        raise invalid(path, "is no JSON object")
+        raise invalid(path, "is not a JSON object")
     return read
 
 

@@ -1,4 +1,4 @@
-"""A folder in which each layer is a file of its own, made by `penstock pipe prepare`.
+"""A folder in which each layer is a file of its own, made by `penstock node prepare`.
 
     config.json           what the model is
     manifest.json         what the files are, with a fingerprint for each
@@ -112,7 +112,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
-        raise invalid(path, f"is no manifest of a prepared model: {error}") from error
+        raise invalid(path, f"is not the manifest of a prepared model: {error}") from error
     if manifest.format != FORMAT:
         raise not_supported(path, f"has the format {manifest.format}; prepare the model anew")
     if len(manifest.layers) != manifest.num_layers:

@@ -27,7 +27,7 @@ class Room:
     """How many fit, with a cache in which each can have one job at least."""
 
     def cache(self, weights: int) -> int:
-        """What is left for caches beside so many bytes of weights: a quarter of it, as the rest
+        """What is left for caches beside this many bytes of weights: a quarter of it, as the rest
         is for the work itself and for others; at most 4 GiB."""
         return min(max(0, self.memory - weights) // 4, _MOST_CACHE)
 

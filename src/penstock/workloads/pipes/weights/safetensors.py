@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.workloads.pipes.weights import described
 from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.refusing import invalid
-from penstock.workloads.pipes.weights.tensor_file import Place, TensorFile
+from penstock.workloads.pipes.weights.tensor_file import TensorFile, TensorLocation
 from penstock.workloads.pipes.weights.tokenizers import folder_tokenizer
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class SafetensorsSource:
         }
         return names if self.config["tie_word_embeddings"] else names | {"head": self._head_name()}
 
-    def _layer_places(self, n: int) -> dict[str, Place]:
+    def _layer_places(self, n: int) -> dict[str, TensorLocation]:
         start = f"{self._prefix}layers.{n}."
         names = [name for name in self._where if name.startswith(start)]
         places = {name.removeprefix(start): self._file(name).places[name] for name in names}
@@ -118,7 +118,7 @@ class SafetensorsSource:
         described.check_layer(self._shape, n, shapes, self.path)
         return places
 
-    def _end_places(self) -> dict[str, Place]:
+    def _end_places(self) -> dict[str, TensorLocation]:
         names = {short: name for short, name in self._end_names().items() if name in self._where}
         places = {short: self._file(name).places[name] for short, name in names.items()}
         shapes = {short: place.shape for short, place in places.items()}

@@ -29,7 +29,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Where a tensor is."""
 
     dtype: str
@@ -48,7 +48,7 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, TensorLocation] = {}
         try:
             with path.open("rb") as file:
                 self._read_header(file.read(8), file, os.fstat(file.fileno()).st_size)
@@ -72,7 +72,7 @@ class TensorFile:
     def _read_header(self, start: bytes, file: Any, size: int) -> None:
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > _LONGEST_HEADER:
-            raise invalid(self.path, "is no safetensors file: it does not begin as one")
+            raise invalid(self.path, "is not a safetensors file: it does not begin as one")
         if 8 + length > size:
             raise invalid(self.path, f"is cut off: {size} bytes, and its header alone needs more")
         try:
@@ -86,10 +86,10 @@ class TensorFile:
             raise invalid(self.path, f"is cut off: {size} bytes, and {needed} are needed")
 
 
-def _place(entry: Any, base: int) -> Place:
+def _place(entry: Any, base: int) -> TensorLocation:
     begin, end = entry["data_offsets"]
     shape = tuple(int(one) for one in entry["shape"])
-    place = Place(str(entry["dtype"]), shape, base + begin, end - begin)
+    place = TensorLocation(str(entry["dtype"]), shape, base + begin, end - begin)
     known = _DTYPES.get(place.dtype)
     if begin < 0 or end < begin or any(one < 0 for one in shape):
         raise ValueError

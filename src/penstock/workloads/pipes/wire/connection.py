@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from penstock.workloads.pipes.wire.counters import Counters, Refused
+from penstock.ports.tls import Tls, common_name
+from penstock.workloads.pipes.wire.counters import Counters, Refused, refusal_of
 from penstock.workloads.pipes.wire.frames import BadFrame
 from penstock.workloads.pipes.wire.kinds import MAX_STEPS, PROTOCOL, Kind, limits
 from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode, protocol_of
 from penstock.workloads.pipes.wire.pulse import Pulse
 from penstock.workloads.pipes.wire.stream import Stream
-from penstock.workloads.pipes.wire.tls import Tls, refusal_of
 
 MAX_QUEUE = 128 << 20
 LINGER = 2.0
@@ -42,7 +42,7 @@ class Handler(Protocol):
         PONG do not come here; BYE does, as the last."""
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """Exactly once after `connected`, whoever ended it; never from within `close`."""
+        """Exactly once after `connected`, on either side's end; never from within `close`."""
 
 
 class NotConnected(ConnectionError):
@@ -279,7 +279,8 @@ class Connection(asyncio.BufferedProtocol):
             self.greeted.set_result(None)
 
     def _stranger(self, peer: Hello) -> Refusal:
-        proved = self._tls.node_id
+        shown = self._tls.peer
+        proved = "" if shown is None else common_name(shown)
         if not proved or peer.node_id != proved:
             says = f"it says it is {peer.node_id!r}, and its certificate says {proved!r}"
             return Refused.NODE_ID_MISMATCH, says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 from enum import StrEnum
 
@@ -56,3 +57,30 @@ class Counters(Counter[str]):
 
     def add(self, what: str) -> None:
         self[str(what)] += 1
+
+
+_WRONG_KEY = frozenset(
+    {
+        "CERTIFICATE_VERIFY_FAILED",
+        # What the other side says when it is the one that finds it.
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "TLSV1_ALERT_DECRYPT_ERROR",
+    }
+)
+_NO_CERTIFICATE = frozenset(
+    {"PEER_DID_NOT_RETURN_A_CERTIFICATE", "TLSV13_ALERT_CERTIFICATE_REQUIRED"}
+)
+
+
+def refusal_of(error: ssl.SSLError) -> tuple[Refused, str]:
+    """What it failed for."""
+    told = error.reason or ""
+    if told in _WRONG_KEY:
+        return Refused.WRONG_KEY, "it has another network's key"
+    if told in _NO_CERTIFICATE:
+        return Refused.NO_CERTIFICATE, "no certificate was shown"
+    if told == "DECRYPTION_FAILED_OR_BAD_RECORD_MAC":
+        return Refused.TAMPERED, "what came was changed on the way"
+    return Refused.NOT_TLS, f"no handshake: {told.replace('_', ' ').lower() or error}"

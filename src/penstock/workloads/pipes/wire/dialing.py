@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.ports.tls import Tls
 from penstock.workloads.pipes.wire.address import parse
 from penstock.workloads.pipes.wire.connection import (
     MAX_QUEUE,
@@ -18,7 +19,6 @@ from penstock.workloads.pipes.wire.counters import Counters
 from penstock.workloads.pipes.wire.identity import Identity
 from penstock.workloads.pipes.wire.kinds import MAX_STEPS
 from penstock.workloads.pipes.wire.messages import Hello
-from penstock.workloads.pipes.wire.tls import Tls
 
 
 async def connect(
@@ -52,8 +52,12 @@ async def connect(
         async with asyncio.timeout(timeout):
             await loop.create_connection(lambda: connection, host or "127.0.0.1", port)
             await connection.greeted
-    except BaseException as error:
+    except asyncio.CancelledError:
+        connection.abort()
+        raise
+    except Exception as error:
         connection.close("given up")
+        await connection.wait_closed()
         if isinstance(error, NotConnected):
             raise NotConnected(f"{address}: {error.reason}", error.what) from None
         if isinstance(error, TimeoutError):

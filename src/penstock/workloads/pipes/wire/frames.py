@@ -1,4 +1,4 @@
-"""Bytes to frames: a length (u32), a kind (u8), and so many bytes. All numbers little-endian."""
+"""Bytes to frames: a length (u32), a kind (u8), and that many bytes. All numbers little-endian."""
 
 from __future__ import annotations
 

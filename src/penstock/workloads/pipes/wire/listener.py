@@ -7,6 +7,7 @@ import errno
 import socket
 
 from penstock.core.errors import Misconfigured
+from penstock.ports.tls import Tls
 from penstock.workloads.pipes.wire.address import join, parse
 from penstock.workloads.pipes.wire.connection import (
     MAX_QUEUE,
@@ -21,7 +22,6 @@ from penstock.workloads.pipes.wire.counters import Counters, Refused
 from penstock.workloads.pipes.wire.identity import Identity
 from penstock.workloads.pipes.wire.kinds import MAX_STEPS
 from penstock.workloads.pipes.wire.messages import Hello
-from penstock.workloads.pipes.wire.tls import Tls
 
 MAX_HANDSHAKES = 64
 """Peers that are not known yet, at once. For one more, the oldest is given up: who only holds

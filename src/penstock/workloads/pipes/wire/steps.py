@@ -60,7 +60,7 @@ class StepHead(msgspec.Struct, frozen=True, kw_only=True):
         return self.returns if self.compute_step == ComputeStep.HEAD else self.count
 
 
-class Found(msgspec.Struct, frozen=True):
+class ParsedStep(msgspec.Struct, frozen=True):
     """One job of a frame, and where its numbers lie in the payload."""
 
     head: StepHead
@@ -108,10 +108,10 @@ def pack_front(heads: Sequence[bytes]) -> bytes:
     return b"".join((_PREFIX.pack(VERSION, 0, len(heads), size + padding), *heads, bytes(padding)))
 
 
-def unpack(payload: memoryview, report: Report | None = None) -> list[Found]:
+def unpack(payload: memoryview, report: Report | None = None) -> list[ParsedStep]:
     """The jobs of a frame. What is wrong with one job alone is told to `report`, and the others
     are given; without it, and for all else, BadFrame is raised."""
-    found: list[Found] = []
+    found: list[ParsedStep] = []
     # First the whole frame: nothing is taken of one that does not add up.
     for at, offset, fields in list(_walk(payload)):
         try:
@@ -147,7 +147,7 @@ def _walk(payload: memoryview) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
         raise BadFrame("STEPS: something is where nothing should be")
 
 
-def _read(payload: memoryview, at: int, offset: int, fields: tuple[Any, ...]) -> Found:
+def _read(payload: memoryview, at: int, offset: int, fields: tuple[Any, ...]) -> ParsedStep:
     (digest, length, layer, job_id, sequence, start, count, returns, width, size, step, dtype) = (
         fields[:12]
     )
@@ -183,7 +183,7 @@ def _read(payload: memoryview, at: int, offset: int, fields: tuple[Any, ...]) ->
         raise BadFrame(
             f"{size} bytes are not {head.rows} rows of {width}", Refused.BAD_SHAPE, job_id
         )
-    return Found(head, digest, dtype, width, offset)
+    return ParsedStep(head, digest, dtype, width, offset)
 
 
 def _digest(head: Bytes, numbers: Bytes) -> bytes:

@@ -1,12 +1,12 @@
-"""Frames over TLS, whoever carries the bytes."""
+"""Frames over TLS, independent of the transport."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from penstock.ports.tls import Tls
 from penstock.workloads.pipes.wire.frames import Splitter, head_of
 from penstock.workloads.pipes.wire.kinds import HELLO_LIMITS, Kind
-from penstock.workloads.pipes.wire.tls import Tls
 
 _JOIN = 16 << 10
 """Up to this size, parts of a frame become one record of TLS: copying them together costs less

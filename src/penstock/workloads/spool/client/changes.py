@@ -235,7 +235,7 @@ def retry(workspace: Workspace, job_id: JobId, *, clock: Clock | None = None) ->
     folder = workspace.of(status, job_id)
     meta = seen_meta(folder)
     try:
-        prompt, images = read_file(folder / PROMPT, MAX_PROMPT), _images(folder)
+        prompt, images = read_file(folder, PROMPT, MAX_PROMPT), _images(folder)
     except FileNotFoundError:
         raise NotFound(f"job {job_id} has no {PROMPT} any more") from None
     return Work(workspace, create=False, clock=clock).submit(

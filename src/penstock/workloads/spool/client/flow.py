@@ -125,7 +125,7 @@ class Flow:
         while True:
             folder = self.workspace.of(self._known(job_id), job_id)
             try:
-                return read_text(folder / PROMPT, MAX_PROMPT)
+                return read_text(folder, PROMPT, MAX_PROMPT)
             except FileNotFoundError:
                 if os.path.lexists(folder):
                     raise NotFound(f"job {job_id} has no {PROMPT}") from None

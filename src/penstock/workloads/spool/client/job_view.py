@@ -93,39 +93,39 @@ def read_job_view(folder: Path, job_id: JobId, status: Status) -> JobView:
 def read_partial(folder: Path) -> str:
     """A character whose end is not written yet is not there yet. Of a job that is just ending
     it is the result: once that is written, the parts are removed."""
-    said = _bytes(folder / PARTIAL)
+    said = _bytes(folder, PARTIAL)
     if said is None:
-        said = _bytes(folder / RESULT) or b""
+        said = _bytes(folder, RESULT) or b""
     return getincrementaldecoder("utf-8")(errors="replace").decode(said)
 
 
 def read_progress(folder: Path) -> Progress:
     try:
-        return msgspec.json.decode(read_file(folder / PROGRESS, _MOST_PROGRESS), type=Progress)
+        return msgspec.json.decode(read_file(folder, PROGRESS, _MOST_PROGRESS), type=Progress)
     except (FileNotFoundError, Unfit, msgspec.DecodeError):
         return Progress()
 
 
 def _content(folder: Path) -> bytes | None:
     for name in _CONTENT:
-        content = _bytes(folder / name)
+        content = _bytes(folder, name)
         if content is not None:
             return content
     return None
 
 
 def _error(folder: Path) -> str:
-    return (_bytes(folder / ERROR) or b"").decode(errors="replace").rstrip("\n")
+    return (_bytes(folder, ERROR) or b"").decode(errors="replace").rstrip("\n")
 
 
 def _artifacts(folder: Path) -> tuple[str, ...]:
     return tuple(name for name in (*_CONTENT, ANSWER) if os.path.lexists(folder / name))
 
 
-def _bytes(path: Path) -> bytes | None:
+def _bytes(folder: Path, name: str) -> bytes | None:
     """None for what is not there, or is no file."""
     try:
-        return read_file(path, _MOST)
+        return read_file(folder, name, _MOST)
     except (FileNotFoundError, Unfit):
         return None
 

@@ -212,7 +212,7 @@ class Work:
             self._fill(self.workspace.of(Status.STAGING, job_id), job, sync)
         except FileExistsError as error:
             self._forget([job_id])
-            raise Conflict(f"somebody else writes to {error.filename}") from error
+            raise Conflict(f"another process writes to {error.filename}") from error
         except BaseException:
             self._forget([job_id])
             raise
@@ -282,7 +282,7 @@ class Work:
         except FileExistsError:
             raise Conflict(f"a job {job_id} is queued already") from None
         except FileNotFoundError:
-            raise Conflict(f"somebody took {staged} away") from None
+            raise Conflict(f"another process took {staged} away") from None
 
     def _take_back(self, job_id: JobId) -> None:
         """A job that is visible, but perhaps not to stay. A server may have been quicker."""

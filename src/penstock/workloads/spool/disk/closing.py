@@ -128,10 +128,10 @@ def _forget_cancellation(workspace: Workspace, job_id: JobId) -> None:
 def _gone(workspace: Workspace, job_id: JobId) -> Conflict:
     return Conflict(
         f"job {job_id} is not in {workspace.folder(Status.RUNNING)} any more",
-        hint="somebody moved or deleted it while it ran",
+        hint="it was moved or deleted while it ran",
     )
 
 
 def _line(error: str) -> bytes:
-    line = " ".join(error.split()) or "it failed, and nobody said why"
+    line = " ".join(error.split()) or "unknown error"
     return line.encode(errors="backslashreplace")[:_MOST_ERROR]

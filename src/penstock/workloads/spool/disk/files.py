@@ -139,28 +139,76 @@ def flush_move(source: Path, target: Path, sync: Sync) -> None:
         fsync_dir(source, sync)
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """All of it. FileNotFoundError if it is not there, Unfit if it is no plain file, has more
-    than `most` bytes, or may not be read."""
-    try:
-        with _opened(path) as handle:
-            data = _read_all(handle, most + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Unfit(path.name, f"can't be read: {_reason(error)}") from error
-    if len(data) > most:
-        raise Unfit(path.name, f"is larger than {most} bytes")
-    return data
+class OpenFolder:
+    """A real folder, held open so that all that is read in it is of this one.
+
+    FileNotFoundError if it is not there, Unfit if it is no folder or may not be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._handle = os.open(path, _FOLDER | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                mode = os.lstat(path).st_mode
+                raise Unfit(path.name, f"is {_kind(mode)}, not a folder") from None
+            raise Unfit(path.name, f"can't be read: {_reason(error)}") from error
+
+    def __enter__(self) -> OpenFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._handle)
+
+    def look(self, name: str) -> os.stat_result | None:
+        """What lies there under this name, itself and not what it points to; None if nothing."""
+        try:
+            return os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str, most: int) -> bytes:
+        """All of a file. FileNotFoundError if it is not there, Unfit if it is no plain file, has
+        more than `most` bytes, or may not be read."""
+        try:
+            found = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+            # Nothing else is opened: a pipe would wait for its other end, and some devices act.
+            if not stat.S_ISREG(found.st_mode):
+                raise Unfit(name, f"is {_kind(found.st_mode)}, not a file")
+            handle = os.open(name, _READ, dir_fd=self._handle)
+            try:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise Unfit(name, "is not a file")
+                data = _read_all(handle, most + 1)
+            finally:
+                os.close(handle)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise Unfit(name, f"can't be read: {_reason(error)}") from error
+        if len(data) > most:
+            raise Unfit(name, f"is larger than {most} bytes")
+        return data
 
 
-def read_text(path: Path, most: int) -> str:
-    data = read_file(path, most)
+def read_file(folder: Path | OpenFolder, name: str, most: int) -> bytes:
+    """All of a file, as `OpenFolder.read` does it."""
+    if isinstance(folder, OpenFolder):
+        return folder.read(name, most)
+    with OpenFolder(folder) as opened:
+        return opened.read(name, most)
+
+
+def read_text(folder: Path | OpenFolder, name: str, most: int) -> str:
+    data = read_file(folder, name, most)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise Unfit(
-            path.name, f"is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
+            name, f"is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
         ) from None
 
 
@@ -178,38 +226,6 @@ def store_errors(action: str, path: Path | str) -> Iterator[None]:
                 f"can't {action} {path}: no space left", hint="free some space, and try again"
             ) from error
         raise StoreFailed(f"can't {action} {path}: {_reason(error)}") from error
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A plain file in a folder that is one. Nothing else is opened: a pipe would wait for its
-    other end, and some devices act on it."""
-    with _folder_of(path) as folder:
-        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode):
-            raise Unfit(path.name, f"is {_kind(found.st_mode)}, not a file")
-        handle = os.open(path.name, _READ, dir_fd=folder)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Unfit(path.name, "is not a file")
-        yield handle
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _folder_of(path: Path) -> Iterator[int]:
-    try:
-        handle = os.open(path.parent, _FOLDER | os.O_NOFOLLOW)
-    except (NotADirectoryError, OSError) as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            mode = os.lstat(path.parent).st_mode
-            raise Unfit(path.parent.name, f"is {_kind(mode)}, not a folder") from None
-        raise
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _kind(mode: int) -> str:
@@ -238,9 +254,12 @@ def _write_all(handle: int, data: bytes) -> None:
 
 def _read_all(handle: int, most: int) -> bytes:
     pieces: list[bytes] = []
-    while most > 0 and (piece := os.read(handle, min(most, 1 << 20))):
-        pieces.append(piece)
-        most -= len(piece)
+    while most > 0:
+        asked = min(most, 1 << 20)
+        pieces.append(os.read(handle, asked))
+        if len(pieces[-1]) < asked:  # of a plain file, less than was asked for is its end
+            break
+        most -= asked
     return b"".join(pieces)
 
 

@@ -55,5 +55,5 @@ def _read(path: Path, most: int) -> bytes:
     if max(found.st_size, len(data)) > MAX_IMAGE:
         raise TooLarge(FIELD, f"{path} has {found.st_size} bytes; {MAX_IMAGE} is the most")
     if media_type(data) is None:
-        raise InvalidRequest(FIELD, f"{path} is no JPEG, PNG, GIF or WebP picture")
+        raise InvalidRequest(FIELD, f"{path} is not a JPEG, PNG, GIF or WebP image")
     return data

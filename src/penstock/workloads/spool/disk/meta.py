@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
-from penstock.workloads.spool.disk.files import Unfit, read_file, replace_file
+from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, replace_file
 
 META, KIND, OPTIONS = "meta.json", "type.txt", "options.json"
 _MOST = 1 << 20
@@ -61,6 +61,7 @@ class Meta(Struct, frozen=True, kw_only=True):
 _KNOWN = tuple(name for name in Meta.__struct_fields__ if name != "other")
 _DECIMAL = ("duration_s", "tokens_per_second")
 _ALWAYS = ("submitted_at", "mode")
+_json = json.JSONEncoder(ensure_ascii=False).encode
 _AT_THE_END = ("completed_at", "duration_s", "artifacts", "status")
 
 
@@ -77,10 +78,10 @@ def time_of(text: str) -> float | None:
         return None
 
 
-def read_meta(folder: Path) -> Meta:
+def read_meta(folder: Path | OpenFolder) -> Meta:
     """Without the file, an empty one. Unfit if it is not JSON or a field is not what it is."""
     try:
-        data = read_file(folder / META, _MOST)
+        data = read_file(folder, META, _MOST)
     except FileNotFoundError:
         return Meta()
     try:
@@ -106,7 +107,7 @@ def _is_flat(value: Any, most: int) -> bool:
     return most > 0 and all(_is_flat(one, most - 1) for one in value)
 
 
-def seen_meta(folder: Path) -> Meta:
+def seen_meta(folder: Path | OpenFolder) -> Meta:
     """As much as can be told to somebody who only looks."""
     try:
         return read_meta(folder)
@@ -119,13 +120,13 @@ def write_meta(folder: Path, meta: Meta, sync: Sync) -> None:
 
 
 def encode_meta(meta: Meta) -> bytes:
-    lines = [f"  {_value(name)}: {value}" for name, value in _written(meta)]
+    lines = [f"  {_json(name)}: {value}" for name, value in _written(meta)]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="replace")
 
 
-def read_kind(folder: Path) -> JobKind:
+def read_kind(folder: Path | OpenFolder) -> JobKind:
     try:
-        data = read_file(folder / KIND, _MOST)
+        data = read_file(folder, KIND, _MOST)
     except FileNotFoundError:
         return JobKind.TEXT
     word = data.partition(b"\n")[0].decode(errors="replace").strip()
@@ -133,12 +134,12 @@ def read_kind(folder: Path) -> JobKind:
         return JobKind(word) if word else JobKind.TEXT
     except ValueError:
         kinds = ", ".join(JobKind)
-        raise Unfit(KIND, f"{word[:40]!a} is no kind of job; there are {kinds}") from None
+        raise Unfit(KIND, f"{word[:40]!a} is not a kind of job; there are {kinds}") from None
 
 
-def read_options(folder: Path) -> SpoolOptions:
+def read_options(folder: Path | OpenFolder) -> SpoolOptions:
     try:
-        data = read_file(folder / OPTIONS, _MOST_OPTIONS)
+        data = read_file(folder, OPTIONS, _MOST_OPTIONS)
     except FileNotFoundError:
         return SpoolOptions()
     try:
@@ -183,7 +184,7 @@ def _written(meta: Meta) -> Iterator[tuple[str, str]]:
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return _json(value)
 
 
 def _decimal(value: float | None) -> str:

@@ -17,10 +17,14 @@ from msgspec import Struct
 
 from penstock.core.errors import StoreFailed
 from penstock.ports.clock import Clock
+from penstock.workloads.spool.config import Sync
+from penstock.workloads.spool.disk.files import Unfit, read_file, write_file
 from penstock.workloads.spool.disk.workspace import Workspace
 
 NAME = ".nrvnad.pid"
 _PROGRAM = "nrvnad"
+_MAX_PID = 32
+"""Bytes of a pid file."""
 _PROC = Path("/proc")
 
 
@@ -29,9 +33,11 @@ def write_pid(workspace: Path, *, missing: bool = False) -> None:
     with `missing`, only if there is none."""
     if (missing and os.path.lexists(workspace / NAME)) or original_runs(workspace):
         return
-    new = workspace / f"{NAME}.{os.getpid()}.tmp"
-    new.write_text(str(os.getpid()))
-    os.replace(new, workspace / NAME)
+    draft = f"{NAME}.{os.getpid()}.tmp"
+    with suppress(OSError):
+        os.unlink(workspace / draft)  # of a dead server with the same pid
+    write_file(workspace, draft, str(os.getpid()).encode(), Sync.NONE)
+    os.replace(workspace / draft, workspace / NAME)
 
 
 def remove_pid(workspace: Path) -> None:
@@ -76,8 +82,8 @@ def _names(pid: int, workspace: Path) -> bool:
 
 def _pid(workspace: Path) -> int | None:
     try:
-        return int((workspace / NAME).read_bytes()[:32])
-    except (OSError, ValueError):
+        return int(read_file(workspace, NAME, _MAX_PID))
+    except (OSError, ValueError, Unfit):
         return None
 
 

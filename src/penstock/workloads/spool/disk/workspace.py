@@ -120,7 +120,7 @@ class Workspace:
             mode = os.lstat(folder).st_mode
         except FileNotFoundError:
             raise Misconfigured(
-                f"{self.path} is no workspace: it has no folder {folder.relative_to(self.path)}",
+                f"{self.path} is not a workspace: it has no folder {folder.relative_to(self.path)}",
                 hint="penstock spool submit and penstock spool serve make one",
             ) from None
         except (NotADirectoryError, PermissionError) as error:

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from penstock.core.errors import Conflict, StoreFailed
 from penstock.lifecycles.spool import SPOOL, SpoolEvent, Status
-from penstock.ports.clock import Clock
 from penstock.ports.process import failpoint
 from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.spool.config import Sync
@@ -29,7 +28,7 @@ from penstock.workloads.spool.disk.closing import (
 )
 from penstock.workloads.spool.disk.files import move, store_errors
 from penstock.workloads.spool.disk.meta import Meta, seen_meta, stamp, write_meta
-from penstock.workloads.spool.disk.peers import Claims, returning
+from penstock.workloads.spool.disk.peers import returning
 from penstock.workloads.spool.disk.removing import TMP, remove_tree
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server.outcomes import SAME_ID, SpoolOutcome, failed
@@ -40,9 +39,7 @@ from penstock.workloads.spool.server.running import (
     JobEvent,
     Loss,
     Running,
-    ServerHealth,
-    Tell,
-    Threads,
+    ServerParts,
     count_attempt,
 )
 
@@ -103,22 +100,12 @@ _PAUSE, _LONGEST_PAUSE = 0.25, 15.0
 
 
 class JobCloser:
-    """Every way in which a job leaves this server. Gone if somebody took its folder away."""
+    """Every way in which a job leaves this server. Gone if another process took its folder away."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        claims: Claims,
-        threads: Threads,
-        clock: Clock,
-        health: ServerHealth,
-        tell: Tell,
-        *,
-        attempts: int,
-    ) -> None:
-        self._workspace, self._claims, self._threads = workspace, claims, threads
-        self._clock, self._health, self._tell = clock, health, tell
-        self._most = attempts
+    def __init__(self, parts: ServerParts) -> None:
+        self._workspace, self._claims, self._threads = parts.workspace, parts.claims, parts.threads
+        self._clock, self._health, self._tell = parts.clock, parts.health, parts.tell
+        self._most = parts.config.attempts
 
     async def end(self, running: Running, outcome: SpoolOutcome) -> None:
         """DONE or FAILED, when the disk lets it."""

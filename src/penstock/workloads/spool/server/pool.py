@@ -13,21 +13,11 @@ from msgspec import Struct
 
 from penstock.core.errors import StoreFailed
 from penstock.lifecycles.spool import SPOOL, SpoolEvent, Status
-from penstock.ports.clock import Clock
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk.files import move
 from penstock.workloads.spool.disk.ids import Turn
-from penstock.workloads.spool.disk.peers import Claims
 from penstock.workloads.spool.disk.removing import open_up
-from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.running import (
-    EventKind,
-    JobEvent,
-    Running,
-    ServerHealth,
-    Tell,
-    Why,
-)
+from penstock.workloads.spool.server.running import EventKind, JobEvent, Running, ServerParts, Why
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -154,20 +144,10 @@ _PAUSE = 1.0
 class Pool:
     """Claims by rename, without a flush: a claim that is lost makes the job an orphan, no more."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        claims: Claims,
-        process: Process,
-        clock: Clock,
-        health: ServerHealth,
-        tell: Tell,
-        *,
-        workers: int,
-    ) -> None:
-        self._workspace, self._claims, self._process = workspace, claims, process
-        self._clock, self._health, self._tell = clock, health, tell
-        self._room = asyncio.Semaphore(workers)
+    def __init__(self, parts: ServerParts, process: Process) -> None:
+        self._workspace, self._claims, self._process = parts.workspace, parts.claims, process
+        self._clock, self._health, self._tell = parts.clock, parts.health, parts.tell
+        self._room = asyncio.Semaphore(parts.config.workers)
         self._put_off: set[str] = set()
         self.running: dict[str, Running] = {}
 

@@ -7,13 +7,11 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from msgspec import Struct
 
 from penstock.core.errors import PenstockError
 from penstock.models.values import resolve_name
-from penstock.ports.clock import Clock
 from penstock.workloads.llm.runner import Runner, answer
 from penstock.workloads.llm.values import (
     EmbeddingRequest,
@@ -25,8 +23,7 @@ from penstock.workloads.llm.values import (
     LlmResult,
 )
 from penstock.workloads.spool.config import SpoolOptions
-from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.disk.files import OpenFolder, Unfit
 from penstock.workloads.spool.server import outcomes
 from penstock.workloads.spool.server.closing import JobCloser
 from penstock.workloads.spool.server.outcomes import (
@@ -49,7 +46,7 @@ from penstock.workloads.spool.server.requests import (
     read_job,
     request_for,
 )
-from penstock.workloads.spool.server.running import Running, Threads, Why, read_attempts
+from penstock.workloads.spool.server.running import Running, ServerParts, Why, read_attempts
 
 
 def model_for(wanted: str, names: Sequence[str], default: str) -> str:
@@ -114,22 +111,11 @@ log = logging.getLogger(__name__)
 class Processor:
     """Reads a job, asks the Runner, and has the job ended."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        runner: Runner,
-        closing: JobCloser,
-        threads: Threads,
-        clock: Clock,
-        *,
-        max_tokens: int,
-        spare: Path,
-    ) -> None:
-        """`spare` is a folder of this server's own."""
-        self._runner, self._closing = runner, closing
-        self._threads, self._clock = threads, clock
-        self._max_tokens, self._spare = max_tokens, spare
-        self._parents = Parents(workspace)
+    def __init__(self, parts: ServerParts, runner: Runner) -> None:
+        self._runner, self._closing = runner, JobCloser(parts)
+        self._threads, self._clock = parts.threads, parts.clock
+        self._max_tokens, self._spare = parts.config.max_tokens, parts.claims.folder
+        self._parents = Parents(parts.workspace)
         self.default_model = ""
 
     async def process(self, running: Running) -> None:
@@ -192,8 +178,12 @@ class Processor:
         except Unfit:
             running.folder_id = os.lstat(folder).st_ino
             raise
-        running.attempts = read_attempts(folder)
-        job = read_job(folder)
+        try:
+            with OpenFolder(folder) as opened:
+                running.attempts = read_attempts(opened)
+                job = read_job(opened)
+        except FileNotFoundError:
+            raise JobGone(running.job_id) from None
         running.meta = job.meta
         running.model = job.options.model or self.default_model
         return Prepared(job=job, ask=request_for(job, self._parents, self._max_tokens))

@@ -63,7 +63,7 @@ class Recovery:
         orphans: list[str] = []
         for name in names:
             if not is_job_id(name):
-                self._report(name, "its name is no job id")
+                self._report(name, "its name is not a job id")
             elif name not in owned and (name in lost or self._is_left(name)):
                 orphans.append(name)
         return orphans

@@ -8,6 +8,7 @@ import secrets
 import stat
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct, structs
 
 from penstock.lifecycles.spool import Status
@@ -26,7 +27,7 @@ from penstock.workloads.llm.values import (
 from penstock.workloads.spool.client.work import MAX_IMAGES, MAX_PROMPT
 from penstock.workloads.spool.config import JobKind, SpoolOptions
 from penstock.workloads.spool.disk.closing import RESULT
-from penstock.workloads.spool.disk.files import Unfit, read_file, read_text
+from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, read_text
 from penstock.workloads.spool.disk.ids import is_job_id, is_original
 from penstock.workloads.spool.disk.images import MAX_IMAGE, media_type
 from penstock.workloads.spool.disk.meta import Meta, read_kind, read_meta, read_options
@@ -39,7 +40,7 @@ _MAX_IMAGES = 256 << 20
 
 
 class JobGone(Exception):
-    """A folder that somebody took away."""
+    """A folder that another process took away."""
 
 
 class Spooled(Struct, frozen=True, kw_only=True):
@@ -61,11 +62,11 @@ def is_folder(path: Path) -> bool:
         raise JobGone(path.name) from None
 
 
-def read_job(folder: Path) -> Spooled:
+def read_job(folder: OpenFolder) -> Spooled:
     kind, options = read_kind(folder), read_options(folder)
-    images = read_images(folder)
+    images = read_images(folder.path) if folder.look(IMAGES) else ()
     return Spooled(
-        job_id=folder.name,
+        job_id=folder.path.name,
         kind=kind,
         prompt=read_prompt(folder, needed=not (options.messages or images)),
         options=options,
@@ -74,11 +75,11 @@ def read_job(folder: Path) -> Spooled:
     )
 
 
-def read_prompt(folder: Path, *, needed: bool = True) -> str:
+def read_prompt(folder: OpenFolder, *, needed: bool = True) -> str:
     try:
-        prompt = read_text(folder / PROMPT, MAX_PROMPT)
+        prompt = read_text(folder, PROMPT, MAX_PROMPT)
     except FileNotFoundError:
-        is_folder(folder)
+        is_folder(folder.path)
         raise Unfit(PROMPT, "is missing") from None
     if needed and not prompt:
         raise Unfit(PROMPT, "is empty")
@@ -98,7 +99,7 @@ def read_images(folder: Path) -> tuple[bytes, ...]:
     images: list[bytes] = []
     size = 0
     for name in names:
-        images.append(read_file(folder / IMAGES / name, MAX_IMAGE))
+        images.append(read_file(folder / IMAGES, name, MAX_IMAGE))
         size += len(images[-1])
         if size > _MAX_IMAGES:
             raise Unfit(IMAGES, f"are larger than {_MAX_IMAGES} bytes together")
@@ -154,7 +155,8 @@ class Parents:
             options = read_options(folder)
             prompt, answer = _said(folder)
             is_folder(folder)  # else what was read of it may be nothing
-            size += len(prompt) + len(answer)
+            given = len(msgspec.json.encode(options.messages)) if options.messages else 0
+            size += len(prompt) + len(answer) + given
             if size > MAX_PROMPT:
                 raise Unfit(_PARENT, f"the conversation so far is over {MAX_PROMPT} characters")
             system = options.system or system
@@ -172,7 +174,7 @@ class Parents:
         waiting, parent = False, job.meta.parent
         while parent:
             if not is_job_id(parent):
-                raise Unfit(_PARENT, f"{parent[:40]!a} is no job id")
+                raise Unfit(_PARENT, f"{parent[:40]!a} is not a job id")
             if parent in seen:
                 raise ParentFailed(f"the parents of this job go in a circle, by {parent}")
             if len(seen) > MAX_DEPTH:
@@ -198,7 +200,8 @@ class Parents:
 
 def _said(folder: Path) -> tuple[str, str]:
     try:
-        return read_prompt(folder, needed=False), read_text(folder / RESULT, MAX_PROMPT)
+        with OpenFolder(folder) as opened:
+            return read_prompt(opened, needed=False), read_text(opened, RESULT, MAX_PROMPT)
     except FileNotFoundError:
         is_folder(folder)
         raise ParentFailed(f"its parent {folder.name} has no text to go on from") from None
@@ -258,7 +261,7 @@ def _content(job: Spooled) -> str | tuple[TextPart | ImagePart, ...]:
 def _data_uri(image: bytes) -> str:
     kind = media_type(image)
     if kind is None:
-        raise Unfit(IMAGES, "one is no JPEG, PNG, GIF or WebP picture")
+        raise Unfit(IMAGES, "one is not a JPEG, PNG, GIF or WebP image")
     return f"data:{kind};base64,{base64.b64encode(image).decode()}"
 
 

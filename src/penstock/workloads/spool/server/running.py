@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum, StrEnum
+from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from msgspec import Struct
 
 from penstock.core.errors import PenstockError
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.files import Unfit, read_file, replace_file
+from penstock.ports.clock import Clock
+from penstock.workloads.spool.config import ServerConfig, Sync
+from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, replace_file
 from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.peers import Claims
 from penstock.workloads.spool.disk.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -137,10 +142,10 @@ class Attempts(Struct, frozen=True):
         return f"crashed the engine {_times(self.crashed)} and lost its server {_times(self.lost)}"
 
 
-def read_attempts(folder: Path) -> Attempts:
+def read_attempts(folder: Path | OpenFolder) -> Attempts:
     """What its file tells; one that can't be read is no file."""
     try:
-        lines = read_file(folder / FILE, _MOST).decode(errors="replace").splitlines()
+        lines = read_file(folder, FILE, _MOST).decode(errors="replace").splitlines()
     except (OSError, Unfit):
         return Attempts()
     crashed = sum(line == Loss.CRASHED for line in lines)
@@ -206,46 +211,91 @@ class Running:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_TURN = 0.002
+"""Seconds after which a thread tells what it has done so far."""
+
+
+class _Unstoppable(asyncio.Future[T]):
+    """A task that is cancelled while it waits for this hears of it once this is done."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        return False
 
 
 class Threads:
-    """A few threads, handed in to whoever reads and writes."""
+    """A few threads, handed in to whoever reads and writes.
+
+    What waits is done by one thread in one go: many small pieces of work would otherwise spend
+    most of their time with handing the interpreter from thread to thread.
+    """
 
     def __init__(self, most: int) -> None:
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="spool")
+        self._most, self._busy = most, 0
+        self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Its result. When cancelled it waits for the end first, so that what is being written
         is never touched by two."""
-        future = asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
+        future = self._begin(partial(work, *args, **kwargs))
         try:
-            return await asyncio.shield(future)
+            return await future
         except asyncio.CancelledError:
-            await _end_of(future)
             future.exception()  # whoever cancelled does not want to know
             raise
 
     async def see_through(self, work: Callable[[], T]) -> T:
         """Its result, even if it was cancelled meanwhile; that is told only if it failed."""
-        future = asyncio.wrap_future(self._threads.submit(work))
-        cancelled = await _end_of(future)
-        if cancelled and (error := future.exception()) is not None:
-            raise asyncio.CancelledError from error
-        return future.result()
+        future = self._begin(work)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.exception() is not None:
+                raise
+            return future.result()
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
 
+    def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = _Unstoppable(loop=loop)
+        self._waiting.append((future, work))
+        self._start(loop)
+        return future
 
-async def _end_of(future: asyncio.Future[T]) -> bool:
-    """Waits for it, however often one is cancelled; whether one was."""
-    cancelled = False
-    while not future.done():
-        try:
-            await asyncio.wait((future,))
-        except asyncio.CancelledError:
-            cancelled = True
-    return cancelled
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waiting and self._busy < self._most:
+            self._threads.submit(self._work, loop)
+            self._busy += 1
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread."""
+        done: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        end = time.monotonic() + _TURN
+        while not done or time.monotonic() < end:
+            try:
+                future, work = self._waiting.popleft()
+            except IndexError:  # another thread was quicker
+                break
+            try:
+                done.append((future, work(), None))
+            except BaseException as error:
+                done.append((future, None, error))
+        loop.call_soon_threadsafe(self._tell, loop, done)
+
+    def _tell(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        done: list[tuple[asyncio.Future[Any], Any, BaseException | None]],
+    ) -> None:
+        self._busy -= 1
+        for future, result, error in done:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        self._start(loop)
 
 
 NOTES = "cancel"
@@ -282,6 +332,21 @@ class CancelNotes:
 
     def _reason(self, name: str) -> str:
         try:
-            return read_file(self.folder / name, _MAX_NOTE).decode(errors="replace").strip()
+            return read_file(self.folder, name, _MAX_NOTE).decode(errors="replace").strip()
         except (OSError, PenstockError):
             return ""
+
+
+class ServerParts(Struct, frozen=True, kw_only=True):
+    """What the parts of one server share."""
+
+    config: ServerConfig
+    workspace: Workspace
+    claims: Claims
+    clock: Clock
+    health: ServerHealth
+    tell: Tell
+    threads: Threads
+    """For the files of jobs."""
+    chores: Threads
+    """For what may take long, as removing many jobs."""

@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import stat
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from penstock.core.errors import PenstockError
 from penstock.lifecycles.spool import Status
-from penstock.ports.clock import Clock
 from penstock.workloads.spool.config import SpoolOptions
+from penstock.workloads.spool.disk.files import OpenFolder
 from penstock.workloads.spool.disk.ids import is_job_id, order_of, turn_of
 from penstock.workloads.spool.disk.meta import OPTIONS, read_options, seen_meta
-from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server.pool import Queue, Waiting
 from penstock.workloads.spool.server.requests import PROMPT
-from penstock.workloads.spool.server.running import ServerHealth, Threads, read_attempts
+from penstock.workloads.spool.server.running import ServerParts, read_attempts
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +35,10 @@ _SHARE = 20
 class Scanner:
     """Fills a Queue; `next` waits for the job whose turn it is."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        every: float,
-        clock: Clock,
-        threads: Threads,
-        health: ServerHealth,
-    ) -> None:
-        self._workspace, self._every, self._health = workspace, every, health
-        self._clock, self._threads = clock, threads
-        self._ready = workspace.folder(Status.QUEUED)
+    def __init__(self, parts: ServerParts) -> None:
+        self._workspace, self._every = parts.workspace, parts.config.scan
+        self._clock, self._threads, self._health = parts.clock, parts.threads, parts.health
+        self._ready = self._workspace.folder(Status.QUEUED)
         self._arrived: list[str] = []
         self._all = True
         """Whether every name is to be looked at."""
@@ -156,20 +146,23 @@ class Scanner:
         return [one for one in found if one is not None]
 
     def _read(self, job_id: str, now: float) -> Waiting | None:
-        folder = self._ready / job_id
-        if not _is_written(folder, now):
-            return None
+        options, parent, suspect = SpoolOptions(), "", False
         try:
-            options = read_options(folder)
+            with OpenFolder(self._ready / job_id) as folder:
+                if not _is_written(folder, now):
+                    return None
+                parent, suspect = seen_meta(folder).parent, read_attempts(folder).is_suspect
+                options = read_options(folder)
+        except FileNotFoundError:
+            return None
         except (OSError, PenstockError):
-            options = SpoolOptions()  # it will fail with the reason when it is its turn
-        parent = seen_meta(folder).parent
+            pass  # it will fail with the reason when it is its turn
         return Waiting(
             job_id=job_id,
             turn=turn_of(job_id, options.priority, now),
             deadline=options.deadline,
             parent=parent if is_job_id(parent) else None,
-            suspect=read_attempts(folder).is_suspect,
+            suspect=suspect,
             model=options.model,
         )
 
@@ -180,22 +173,13 @@ class Scanner:
     def _report(self, name: str) -> None:
         if name not in self._reported:
             self._reported.add(name)
-            log.warning("%a in input/ready is left alone: its name is no job id", name)
+            log.warning("%a in input/ready is left alone: its name is not a job id", name)
 
 
-def _is_written(folder: Path, now: float) -> bool:
+def _is_written(folder: OpenFolder, now: float) -> bool:
     """Whether it has a prompt, or nobody is writing it any more."""
-    try:
-        if os.lstat(folder / PROMPT).st_size:
-            return True
-    except OSError:
-        pass
-    try:
-        found = os.lstat(folder)
-        return (
-            not stat.S_ISDIR(found.st_mode)
-            or abs(now - found.st_mtime) >= GRACE
-            or os.path.lexists(folder / OPTIONS)
-        )
-    except OSError:
-        return False
+    prompt = folder.look(PROMPT)
+    if (prompt is not None and prompt.st_size) or folder.look(OPTIONS):
+        return True
+    found = folder.look(".")
+    return found is None or abs(now - found.st_mtime) >= GRACE

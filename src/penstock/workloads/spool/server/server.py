@@ -14,11 +14,10 @@ from penstock.ports.clock import Clock, SystemClock
 from penstock.workloads.llm.health import EngineHealth
 from penstock.workloads.llm.runner import Loading, Runner
 from penstock.workloads.spool.client.changes import clean
-from penstock.workloads.spool.config import ServerConfig
+from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.disk.peers import Claims, Peers, remove_pid, write_pid
 from penstock.workloads.spool.disk.watching import FolderWatch
 from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.closing import JobCloser
 from penstock.workloads.spool.server.outcomes import CANCELLED
 from penstock.workloads.spool.server.pool import Pool, Queue, Waiting
 from penstock.workloads.spool.server.processor import Processor
@@ -29,6 +28,7 @@ from penstock.workloads.spool.server.running import (
     EventKind,
     JobEvent,
     ServerHealth,
+    ServerParts,
     Tell,
     Threads,
     Why,
@@ -39,27 +39,20 @@ log = logging.getLogger(__name__)
 
 
 _TICK = 0.25
+_CLEAN = 60.0
 _TOUCHES = 10
 """Signs of life in the time of a lease."""
 
 
 class Patrol:
-    """Orphans, vanished folders, missed notes, passed deadlines, and its own sign of life."""
+    """Orphans, vanished folders, missed notes, passed deadlines, old jobs, and its sign of life."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        claims: Claims,
-        recovery: Recovery,
-        pool: Pool,
-        cancelling: CancelNotes,
-        clock: Clock,
-        threads: Threads,
-        health: ServerHealth,
-    ) -> None:
-        self._config, self._claims, self._recovery = config, claims, recovery
+    def __init__(self, parts: ServerParts, pool: Pool, cancelling: CancelNotes) -> None:
+        self._config, self._workspace, self._claims = parts.config, parts.workspace, parts.claims
+        self._clock, self._threads, self._health = parts.clock, parts.chores, parts.health
         self._pool, self._cancelling = pool, cancelling
-        self._clock, self._threads, self._health = clock, threads, health
+        peers = Peers(parts.workspace.private, parts.config.lease, parts.clock)
+        self._recovery = Recovery(parts.workspace, peers, parts.config.attempts, parts.clock)
 
     async def live(self) -> None:
         """Tell other machines that it is alive, until cancelled."""
@@ -101,6 +94,21 @@ class Patrol:
             log.error("job %s has lost its server too often; it has failed", job_id)
         return found
 
+    async def keep_clean(self) -> None:
+        """Remove jobs that are kept no longer, until cancelled."""
+        while True:
+            await self.clean()
+            await self._clock.sleep(_CLEAN)
+
+    async def clean(self) -> list[str]:
+        """The jobs that were removed. Two servers that do it at once don't disturb each other."""
+        limits = (self._config.keep_seconds or None, self._config.keep_jobs or None)
+        try:
+            return await self._threads.do(clean, self._workspace, *limits, clock=self._clock)
+        except (OSError, PenstockError) as error:
+            log.warning("upkeep: %s", error)
+            return []
+
     async def expire(self, queue: Queue) -> None:
         """Have queued jobs fail whose deadline is over, until cancelled."""
         while True:
@@ -110,37 +118,6 @@ class Patrol:
                 except (OSError, PenstockError) as error:
                     self._health.trouble("claiming", str(error))
             await self._clock.sleep(_TICK)
-
-
-EVERY = 60.0
-
-
-class Retention:
-    """A duty of every server; two that do it at once don't disturb each other."""
-
-    def __init__(
-        self, config: ServerConfig, workspace: Workspace, clock: Clock, threads: Threads
-    ) -> None:
-        self._config, self._workspace = config, workspace
-        self._clock, self._threads = clock, threads
-
-    async def run(self) -> None:
-        while True:
-            await self.look()
-            await self._clock.sleep(EVERY)
-
-    async def look(self) -> list[str]:
-        """The jobs that were taken away."""
-        try:
-            return await self._threads.do(self._clean)
-        except (OSError, PenstockError) as error:
-            log.warning("upkeep: %s", error)
-            return []
-
-    def _clean(self) -> list[str]:
-        older_than = self._config.keep_seconds or None
-        keep = self._config.keep_jobs or None
-        return clean(self._workspace, older_than, keep, clock=self._clock)
 
 
 _THREADS = 16
@@ -160,13 +137,28 @@ class Server:
         """What it did since it started."""
         self.on_event: Tell | None = None
         """Told of each thing that happens to a job."""
-        self._runner, self._clock = runner, clock or SystemClock()
-        self._workspace = Workspace(config.workspace, config.sync)
-        self._health = ServerHealth()
+        self._runner, self._health = runner, ServerHealth()
         runner.health.listeners.append(self._engine_changed)
-        self._threads = Threads(min(_THREADS, config.workers + 2))
-        self._claims = Claims(self._workspace.private)
-        self._assemble()
+        workspace = self._workspace = Workspace(config.workspace, config.sync)
+        # Threads wait for flushes side by side; without flushes they would only be in each
+        # other's way.
+        flushes = config.sync is Sync.FULL
+        self._parts = parts = ServerParts(
+            config=config,
+            workspace=workspace,
+            claims=Claims(workspace.private),
+            clock=clock or SystemClock(),
+            health=self._health,
+            tell=self._tell,
+            threads=Threads(min(_THREADS, config.workers + 2) if flushes else 1),
+            chores=Threads(2),
+        )
+        self._threads, self._claims = parts.threads, parts.claims
+        self._processor = Processor(parts, runner)
+        self._pool = Pool(parts, self._processor.process)
+        self._scanner = Scanner(parts)
+        self._cancelling = CancelNotes(workspace, self._pool.running)
+        self._patrol = Patrol(parts, self._pool, self._cancelling)
         self._duties: list[asyncio.Task[None]] = []
         """What goes on until the last job has left."""
         self._finding: list[asyncio.Task[None]] = []
@@ -175,39 +167,6 @@ class Server:
         self._at_once = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._over: asyncio.Future[None] | None = None
-
-    def _assemble(self) -> None:
-        config, workspace, clock = self.config, self._workspace, self._clock
-        claims, threads, health = self._claims, self._threads, self._health
-        closing = JobCloser(
-            workspace, claims, threads, clock, health, self._tell, attempts=config.attempts
-        )
-        self._processor = Processor(
-            workspace,
-            self._runner,
-            closing,
-            threads,
-            clock,
-            max_tokens=config.max_tokens,
-            spare=claims.folder,
-        )
-        self._pool = Pool(
-            workspace,
-            claims,
-            self._processor.process,
-            clock,
-            health,
-            self._tell,
-            workers=config.workers,
-        )
-        self._scanner = Scanner(workspace, config.scan, clock, threads, health)
-        self._cancelling = CancelNotes(workspace, self._pool.running)
-        peers = Peers(workspace.private, config.lease, clock)
-        recovery = Recovery(workspace, peers, config.attempts, clock)
-        self._patrol = Patrol(
-            config, claims, recovery, self._pool, self._cancelling, clock, threads, health
-        )
-        self._retention = Retention(config, workspace, clock, threads)
 
     # -- from outside ------------------------------------------------------------------
 
@@ -256,7 +215,7 @@ class Server:
             self._own(self._pool.run(self._following)),
             self._own(self._patrol.expire(self._scanner.queue)),
             self._own(self._patrol.keep_pid()),
-            self._own(self._retention.run()),
+            self._own(self._patrol.keep_clean()),
         ]
 
     async def wait(self) -> None:
@@ -340,6 +299,7 @@ class Server:
         self._runner.health.listeners.remove(self._engine_changed)
         self._claims.leave()
         self._threads.close()
+        self._parts.chores.close()
 
     def _own(self, duty: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(duty)

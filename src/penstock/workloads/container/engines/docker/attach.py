@@ -3,7 +3,7 @@
 An attach request asks for an upgrade, and from then on the socket is the container's: what is
 sent is its input, whose end is the end of our half; what comes is its output in frames. It is read
 as long as somebody takes what was read; `unblock` reads on whatever happens, because an engine
-can't kill a container whose output nobody reads.
+can't kill a container whose output is not read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Frames:
         if len(self._head) == HEAD:
             stream = _STREAMS.get(self._head[0])
             if stream is None or self._head[1:4] != b"\0\0\0":
-                raise NoFrame(f"{self._head!r} is no head of a frame")
+                raise NoFrame(f"{self._head!r} is not the head of a frame")
             self._stream = stream
             self._left = self._length = int.from_bytes(self._head[4:], "big")
             self._head = b""

@@ -101,7 +101,7 @@ class Builder:
         try:
             return await self._images.image(spec.tag)
         except ImageNotFound:
-            raise EngineUnavailable("the engine ended a build without a word") from None
+            raise EngineUnavailable("the engine ended the build without an error message") from None
 
     async def _end(
         self, building: asyncio.Future[Image], spec: BuildRequest, podman: PodmanBuild
@@ -158,8 +158,10 @@ def _pack(folder: Path, file: IO[bytes]) -> None:
 def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     if not (entry.isdir() or entry.isreg() or entry.issym()):
         return None
-    mode = entry.mode & 0o755 | 0o444
-    return entry.replace(mode=mode, mtime=0, uid=0, gid=0, uname="", gname="", deep=False)
+    entry.mode = entry.mode & 0o755 | 0o444
+    entry.mtime = entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 _PATIENCE = 10.0

@@ -312,7 +312,7 @@ class DockerEngine:
         try:
             await self._kill(name, number, min(KILL_PATIENCE, self._api.timeout))
         except EngineUnavailable:
-            # Output that nobody reads can hold it up.
+            # Unread output can block the kill.
             self._let_go(name)
             await self._kill(name, number, self._api.timeout)
 
@@ -372,7 +372,7 @@ class DockerEngine:
                 return None
             raise
 
-    # -- the enclosure ------------------------------------------------------------
+    # -- the sandbox --------------------------------------------------------------
 
     async def _profile_text(self) -> str:
         """Empty for an engine without seccomp, which only a worker's settings allow."""

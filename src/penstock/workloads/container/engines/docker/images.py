@@ -158,7 +158,7 @@ class Commands:
                 if found.is_program:
                     return
         if there:
-            raise CommandNotRunnable(f"{command!r} can't be executed: it is no program")
+            raise CommandNotRunnable(f"{command!r} can't be executed: it is not a program")
         raise CommandNotFound(f"there is no command {command!r} in the image")
 
     async def _file(self, name: str, path: str) -> PathStat | None:

@@ -1,4 +1,4 @@
-"""A `ContainerSpec` as the engine API wants it: the whole enclosure, spelled out."""
+"""A `ContainerSpec` as the engine API wants it: the whole sandbox, spelled out."""
 
 from __future__ import annotations
 

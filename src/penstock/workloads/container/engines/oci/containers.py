@@ -28,7 +28,7 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.engines.oci.bundle import Process, bundle
 from penstock.workloads.container.engines.oci.folder import (
-    ROOTFS,
+    LAYER,
     STREAMS,
     ContainerManifest,
     ContainerWatcher,
@@ -40,6 +40,7 @@ from penstock.workloads.container.engines.oci.folder import (
     end_process,
     exit_of,
     first_process,
+    live_folder,
     state_of,
 )
 from penstock.workloads.container.engines.oci.machine import SANDBOX, OciMachine, Runtime, output_of
@@ -57,7 +58,9 @@ class Containers:
     """Of one machine, below `root`."""
 
     def __init__(self, root: Path, machine: OciMachine) -> None:
-        self._root = root
+        self._live = live_folder(root)
+        self._layers = root / "layers"
+        """On disk, unlike the rest: a container may write as much there as it likes."""
         self._machine = machine
         self._cgroups = machine.cgroups
         self._watch = FolderWatcher()
@@ -67,8 +70,9 @@ class Containers:
         self._spawned: dict[str, asyncio.Future[int]] = {}
         self._removals: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """One at a time for each name: whoever comes second finds nothing to do."""
-        self.trash = Trash(root / "gone")
-        (root / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.trash = Trash(self._live / "gone")
+        for folder in (self._live / "run", self._layers):
+            folder.mkdir(exist_ok=True, mode=0o700)
 
     # -- beginning --------------------------------------------------------------
 
@@ -76,8 +80,8 @@ class Containers:
         """Raises EngineError, and then nothing is left."""
         spec = runtime.fit(spec)
         folder = self._folder(spec.name)
-        own_layer = needs_layer(spec, rootfs)
-        place = folder.path / ROOTFS if own_layer else rootfs
+        layer = self._layers / spec.name if needs_layer(spec, rootfs) else None
+        place = layer / "rootfs" if layer else rootfs
         config = bundle(spec, process, place, self._machine.options(runtime))
         try:
             folder.make()
@@ -85,10 +89,10 @@ class Containers:
             raise EngineError(f"There is a container {spec.name!r} already.") from None
         try:
             groups = () if runtime.keeps_cgroups else self._cgroups.make(spec)
-            if own_layer:
-                folder.add_layer()
+            if layer:
+                _make_layer(layer, rootfs)
             manifest = ContainerManifest(
-                lower=os.path.relpath(rootfs, folder.path) if own_layer else "",
+                layer=str(layer or ""),
                 image=spec.image,
                 runtime=runtime.name,
                 groups=tuple(groups),
@@ -99,7 +103,7 @@ class Containers:
         except BaseException as error:
             self._cgroups.remove(spec.name)
             with contextlib.suppress(OSError):  # the sweep tries again
-                self.trash.discard(folder.path)
+                self._discard(folder)
             if isinstance(error, OSError):
                 raise EngineError(f"The container can't be made: {error}.") from error
             raise
@@ -148,7 +152,7 @@ class Containers:
         spawning = self._machine.launch(runtime).spawn(
             folder.path,
             manifest.groups,
-            layered(manifest.lower, runtime.run(state, folder.path, folder.name)),
+            layered(manifest.layer, runtime.run(state, folder.path, folder.name)),
             self._ends[folder.name],
         )
         self._spawned[folder.name] = spawning
@@ -177,7 +181,14 @@ class Containers:
         return found
 
     def folders(self) -> list[RunFolder]:
-        return [RunFolder(path) for path in sorted((self._root / "run").iterdir())]
+        return [RunFolder(path) for path in sorted((self._live / "run").iterdir())]
+
+    def clear(self) -> None:
+        """Delete what others did not, and layers of an earlier boot. Raises OSError."""
+        self.trash.clear()
+        for layer in self._layers.iterdir():
+            if not self._folder(layer.name).path.exists():
+                remove_tree(layer)
 
     # -- ending -----------------------------------------------------------------
 
@@ -236,8 +247,12 @@ class Containers:
         if (watcher := self._watchers.pop(name, None)) is not None:
             watcher.end()
             watcher.close()
-        for state in (self._root / "state").glob("*"):
+        for state in (self._live / "state").glob("*"):
             _delete_state(state, name)
+        self._discard(folder)
+
+    def _discard(self, folder: RunFolder) -> None:
+        remove_tree(self._layers / folder.name)
         self.trash.discard(folder.path)
 
     async def _end_launcher(self, folder: RunFolder) -> None:
@@ -286,10 +301,10 @@ class Containers:
     # -- within -----------------------------------------------------------------
 
     def _folder(self, name: str) -> RunFolder:
-        return RunFolder(self._root / "run" / name)
+        return RunFolder(self._live / "run" / name)
 
     def _state(self, runtime: str) -> Path:
-        return self._root / "state" / runtime
+        return self._live / "state" / runtime
 
     def _there(self, name: str) -> tuple[RunFolder, ContainerManifest]:
         folder = self._folder(name)
@@ -313,6 +328,15 @@ def needs_layer(spec: ContainerSpec, rootfs: Path) -> bool:
     """An image's root file system is shared, and never written to."""
     targets = (mount.target for mount in spec.mounts)
     return not spec.read_only_root or not all(resolve(rootfs, one).is_dir() for one in targets)
+
+
+def _make_layer(layer: Path, rootfs: Path) -> None:
+    """Names without a path in them: in one, a colon or a comma would mean something to `mount`."""
+    remove_tree(layer)
+    layer.mkdir(mode=0o700)
+    for name in LAYER:
+        (layer / name).mkdir(mode=0o755)
+    (layer / "lower").symlink_to(rootfs)
 
 
 def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:

@@ -190,9 +190,9 @@ async def sweep(containers: Containers) -> None:
     """What a worker left that died while it made or removed a container, or tried a runtime. What
     can't be removed now is there for the next sweep."""
     try:
-        containers.trash.clear()
+        containers.clear()
     except OSError as error:
-        log.warning("the folder of a container that was removed is still there: %s", error)
+        log.warning("files of a container that was removed are still there: %s", error)
     for folder in containers.folders():
         unfinished = folder.manifest() is None or folder.name.startswith(_TRIAL)
         if unfinished and folder.age() > _ABANDONED:

@@ -1,15 +1,18 @@
-"""One container on disk: what can be told from its folder after any crash, and when it has started
-and is over, whoever started it. The kernel tells, nothing is polled."""
+"""One container as a folder: what can be told from it after any crash, and when the container has
+started and is over, whoever started it. The kernel tells, nothing is polled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import os
 import secrets
 import signal
+import stat
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,8 +28,56 @@ from penstock.workloads.container.files.tree import remove_tree
 PLAN, CONFIG, LOG = "plan.json", "config.json", "log"
 PID, LAUNCHER, STATUS = "pid", "launcher", "status"
 STREAMS = ("stdout", "stderr")
-ROOTFS = "rootfs"
-LAYER = ("upper", "work")
+LAYER = ("rootfs", "upper", "work")
+_MEMORY = ("/run", "/dev/shm")
+_PREFIX, _BACK = "penstock-oci-", "root"
+_ABANDONED = 60.0
+"""Seconds after which nobody can still be making a folder in memory."""
+
+
+def live_folder(root: Path) -> Path:
+    """`root/live`, for what ends when the machine does: a link to a folder in memory, where files
+    are made in microseconds, or a folder on disk if the machine has no place for that."""
+    live = root / "live"
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (root / ".live.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_private(live):
+            _make_live(live)
+    return live
+
+
+def _make_live(live: Path) -> None:
+    live.unlink(missing_ok=True)  # of an earlier boot
+    mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
+    places = {place for _, place, kind, *_ in mounts if kind == "tmpfs"}
+    for place in (Path(one) for one in _MEMORY if one in places):
+        with contextlib.suppress(OSError):
+            _clear_memory(place)
+            made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            (made / _BACK).symlink_to(live)
+            live.symlink_to(made)
+            return
+    live.mkdir(mode=0o700)
+
+
+def _clear_memory(place: Path) -> None:
+    """Remove folders to which no link leads any more: those of a root that was deleted."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            linked = os.path.realpath(os.readlink(folder / _BACK)) == str(folder)
+            if not linked and time.time() - folder.stat().st_mtime > _ABANDONED:
+                remove_tree(folder)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is there, and nobody else can have put anything into it."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    private = stat.S_IMODE(found.st_mode) == 0o700 and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(found.st_mode) and private
 
 
 class ContainerManifest(Struct, frozen=True, kw_only=True):
@@ -36,8 +87,8 @@ class ContainerManifest(Struct, frozen=True, kw_only=True):
     runtime: str
     groups: tuple[str, ...] = ()
     """Cgroups that the launcher steps into."""
-    lower: str = ""
-    """The image's root file system, relative to the folder, if the container has a layer above."""
+    layer: str = ""
+    """A folder with a writable layer above the image's root file system, if it has one."""
     labels: Mapping[str, str] = {}
     created: float = 0
 
@@ -62,11 +113,6 @@ class RunFolder:
     def make(self) -> None:
         """Raises FileExistsError if the name is taken."""
         self.path.mkdir(mode=0o700)
-
-    def add_layer(self) -> None:
-        """A writable layer above an image; `launch` mounts both at `ROOTFS`."""
-        for name in (ROOTFS, *LAYER):
-            (self.path / name).mkdir(mode=0o755)
 
     def fill(self, user: tuple[int, int], manifest: ContainerManifest, config: bytes) -> None:
         """The manifest comes last: a folder without a whole one is no container."""
@@ -320,7 +366,7 @@ def exit_of(folder: RunFolder, cgroups: Cgroups) -> ExitStatus:
     code = folder.status
     if code is None:
         return ExitStatus(
-            None, oom, "Nobody was there when it ended, so its exit code is not known."
+            None, oom, "It ended while no worker watched it, so its exit code is unknown."
         )
     if folder.pid is None:
         return ExitStatus(None, oom, folder.complaint() or f"The runtime ended with {code}.")
@@ -330,7 +376,9 @@ def exit_of(folder: RunFolder, cgroups: Cgroups) -> ExitStatus:
             signal.pidfd_send_signal(fd, signal.SIGKILL)
         os.close(fd)
         if not oom:
-            return ExitStatus(None, oom, "Somebody ended the runtime while the container ran.")
+            return ExitStatus(
+                None, oom, "The runtime was ended from outside while the container ran."
+            )
     return ExitStatus(code, oom)
 
 

@@ -23,12 +23,12 @@ import re
 import secrets
 import shutil
 import tarfile
-import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any, BinaryIO, cast
 
 import msgspec
@@ -42,7 +42,7 @@ from penstock.workloads.container.engine import (
     RegistryAuth,
 )
 from penstock.workloads.container.engines.credentials import DOCKER_HUB
-from penstock.workloads.container.engines.oci.rootfs import BadImage, LayerTree, add_folder
+from penstock.workloads.container.engines.oci.rootfs import BadImage, LayerTree
 from penstock.workloads.container.engines.programs import run_program
 from penstock.workloads.container.files.archives import decompressed
 
@@ -83,7 +83,7 @@ class ImageStore:
             machine = platform.machine()
             manifest = read_manifest(archive, _MACHINES.get(machine, machine))
             if manifest is None:
-                raise BadImage(f"{path.name} is no image; a root file system can be imported.")
+                raise BadImage(f"{path.name} is not an image; a root file system can be imported.")
             names = _names(tag, manifest, digest)
             with self._staging(stopped) as new:
                 tree = LayerTree(new / "rootfs", self._limit, stopped=stopped)
@@ -99,14 +99,11 @@ class ImageStore:
             raise BadImage(f"{source} holds the images themselves.")
         with self._staging() as new:
             tree = LayerTree(new / "rootfs", self._limit)
-            if source.is_dir():
-                summed = hashlib.sha256()
-                for part in add_folder(tree, source):
-                    summed.update(part)
-                digest = f"sha256:{summed.hexdigest()}"
-            else:
-                with source.open("rb") as packed:
-                    digest = apply(tree, packed)
+            is_folder = source.is_dir()
+            with TemporaryFile(dir=new) if is_folder else source.open("rb") as packed:
+                if is_folder:
+                    _pack(source, packed)
+                digest = apply(tree, packed)
             config = {"Cmd": list(cmd), "Env": list(env)}
             described = {"os": "linux", "config": config, "rootfs": {"diff_ids": [digest]}}
             manifest = Manifest(msgspec.json.encode(described), ())
@@ -227,6 +224,12 @@ class ImageStore:
         new.replace(self.root / "tags.json")
 
 
+def _pack(folder: Path, file: IO[bytes]) -> None:
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.add(folder, ".")
+    file.seek(0)
+
+
 def _described(manifest: Manifest, size: int) -> Image:
     """What an image's configuration says."""
     try:
@@ -299,7 +302,7 @@ async def fetch(store: ImageStore, reference: str, auth: RegistryAuth | None = N
             f"There is no image {reference!r} here, and no skopeo to fetch it with; "
             "`penstock container image load FILE` brings one in."
         )
-    with tempfile.TemporaryDirectory(prefix="penstock-pull-") as folder:
+    with TemporaryDirectory(prefix="penstock-pull-") as folder:
         file = Path(folder, "image.tar")
         options = ["--quiet"]
         if auth is not None:
@@ -366,7 +369,7 @@ class Archive:
         try:
             self._tar = tarfile.open(path)  # noqa: SIM115 - closed by close()
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-            raise BadImage(f"{path.name} is no tar archive: {error}.") from error
+            raise BadImage(f"{path.name} is not a tar archive: {error}.") from error
         try:
             self._members = {_name(member): member for member in self._tar}
         except (tarfile.TarError, *_PACKED) as error:
@@ -401,7 +404,7 @@ class Archive:
         try:
             return data, msgspec.json.decode(data)
         except msgspec.DecodeError as error:
-            raise BadImage(f"{name!r} in the archive is no JSON: {error}.") from error
+            raise BadImage(f"{name!r} in the archive is not JSON: {error}.") from error
 
 
 def read_manifest(archive: Archive, machine: str) -> Manifest | None:
@@ -461,7 +464,7 @@ def _blob(archive: Archive, digest: str) -> tuple[bytes, Any]:
 def _path(digest: str) -> str:
     kind, _, value = digest.partition(":")
     if kind != "sha256" or len(value) != 64 or set(value) - set("0123456789abcdef"):
-        raise BadImage(f"{digest!r} is no digest that is known here.")
+        raise BadImage(f"{digest!r} is not a known digest.")
     return f"blobs/sha256/{value}"
 
 

@@ -18,7 +18,7 @@ import shutil
 import stat
 import struct
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, cast
 
@@ -346,40 +346,6 @@ class _Own:
             if folder in self.above:
                 return
             self.above.add(folder)
-
-
-def add_folder(tree: LayerTree, folder: Path) -> Iterable[bytes]:
-    """Copy a folder into a tree; gives what it is made of, for a checksum."""
-    for at, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted([*folders, *files]):
-            source = Path(at, name)
-            yield from _copy(tree, source, source.relative_to(folder))
-
-
-def _copy(tree: LayerTree, source: Path, name: Path) -> Iterable[bytes]:
-    found, target = source.lstat(), tree.root / name
-    if stat.S_ISLNK(found.st_mode):
-        os.symlink(os.readlink(source), target)
-        yield os.fsencode(os.readlink(source))
-    elif stat.S_ISDIR(found.st_mode):
-        target.mkdir()
-    elif stat.S_ISREG(found.st_mode):
-        tree._grow(found.st_size)
-        with source.open("rb") as read, target.open("xb") as write:
-            while data := read.read(_COPY):
-                write.write(data)
-                yield data
-    else:
-        return
-    mode = 0o777 if stat.S_ISLNK(found.st_mode) else found.st_mode & _MODE
-    yield f"\0{name}\0{found.st_mode:o}\0{found.st_uid}\0{found.st_gid}\0".encode(
-        errors="surrogateescape"
-    )
-    os.chown(target, found.st_uid, found.st_gid, follow_symlinks=False)
-    if not stat.S_ISLNK(found.st_mode):
-        target.chmod(mode)
-        os.utime(target, (found.st_atime, found.st_mtime))
 
 
 def _safe(name: str) -> list[str]:

@@ -13,7 +13,7 @@ import ctypes
 import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,11 +37,12 @@ echo $code >status
 while :; do kill -STOP $$; done
 """
 _LAYERED = """\
-mount -t overlay -o lowerdir="$1",upperdir=upper,workdir=work overlay rootfs || exit 1
+cd "$1" || exit 1
+mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay rootfs || exit 1
 shift
 exec "$@"
 """
-"""In the container's folder, and in a mount namespace that ends with the container."""
+"""In the layer's folder, and in a mount namespace that ends with the container."""
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _SIGNALS = [*(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})]
 _CLONE_NEWNS = 0x20000
@@ -97,11 +98,11 @@ class Launch:
         _done(libc.umount2(os.fsencode(self._hidden), _MNT_DETACH), "umount")
 
 
-def layered(lower: str, command: list[str]) -> list[str]:
-    """The command with a writable layer above `lower`, or as it is if that is empty."""
-    if not lower:
+def layered(layer: str, command: list[str]) -> list[str]:
+    """The command with a folder's writable layer mounted, or as it is if there is none."""
+    if not layer:
         return command
-    return ["unshare", "--mount", "sh", "-c", _LAYERED, "sh", lower, *command]
+    return ["unshare", "--mount", "sh", "-c", _LAYERED, "sh", layer, *command]
 
 
 def _spawn(args: list[str], streams: Streams) -> int:
@@ -140,8 +141,10 @@ class AttachedStreams:
         self._loop = asyncio.get_running_loop()
         self._stdin = stdin
         self._closed = False
-        self._waits: set[asyncio.Future[None]] = set()
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        """Set when something can be read, and when something can be written; and by a close."""
         self._open: dict[int, Stream] = {}
+        self._ready: set[int] = set()
         for stream in Stream:
             fd = folder.open_stream(stream, os.O_RDONLY | os.O_NONBLOCK)
             self._open[fd] = stream
@@ -150,19 +153,39 @@ class AttachedStreams:
                 fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE)
 
     async def output(self) -> AsyncIterator[Chunk]:
-        while self._open:
-            idle = True
-            for fd, stream in list(self._open.items()):
-                data = self._read(fd)
-                if data:
-                    idle = False
-                    yield Chunk(stream, data)
-                    if self._closed:
-                        return
-                elif data is not None:
-                    self._drop(fd)
-            if idle and self._open:
-                await self._readable()
+        for fd in self._open:
+            self._loop.add_reader(fd, self._hear, fd)
+        try:
+            while self._open:
+                await self._news.wait()
+                self._news.clear()
+                while self._ready:
+                    fd = self._ready.pop()
+                    while data := self._read(fd):
+                        yield Chunk(self._open[fd], data)
+                        if self._closed:
+                            return
+                        if len(data) < _READ:
+                            break  # nothing is left, most likely; else we hear of it
+        finally:
+            for fd in self._open:
+                self._loop.remove_reader(fd)
+
+    def _hear(self, fd: int) -> None:
+        self._ready.add(fd)
+        self._news.set()
+
+    def _read(self, fd: int) -> bytes:
+        """Empty if there is nothing now, and at the end."""
+        if fd not in self._open:
+            return b""
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._drop(fd)
+        return data
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -170,7 +193,13 @@ class AttachedStreams:
             try:
                 view = view[os.write(self._stdin, view[:_PIPE]) :]
             except BlockingIOError:
-                await self._writable(self._stdin)
+                self._room.clear()
+                self._loop.add_writer(self._stdin, self._room.set)
+                try:
+                    await self._room.wait()
+                finally:
+                    if self._stdin is not None:
+                        self._loop.remove_writer(self._stdin)
             except BrokenPipeError:
                 return
 
@@ -182,59 +211,16 @@ class AttachedStreams:
         for fd in list(self._open):
             self._drop(fd)
         self._end_input()
+        self._news.set()
 
     def _end_input(self) -> None:
         if self._stdin is not None:
             self._loop.remove_writer(self._stdin)
             os.close(self._stdin)
             self._stdin = None
-        for wait in self._waits:
-            _set(wait)
-
-    def _read(self, fd: int) -> bytes | None:
-        """None if there is nothing now, empty at the end."""
-        if fd not in self._open:
-            return None
-        try:
-            return os.read(fd, _READ)
-        except BlockingIOError:
-            return None
+        self._room.set()
 
     def _drop(self, fd: int) -> None:
         if self._open.pop(fd, None):
             self._loop.remove_reader(fd)
             os.close(fd)
-
-    async def _readable(self) -> None:
-        with self._wait() as ready:
-            for fd in self._open:
-                self._loop.add_reader(fd, _set, ready)
-            try:
-                await ready
-            finally:
-                for fd in self._open:
-                    self._loop.remove_reader(fd)
-
-    async def _writable(self, fd: int) -> None:
-        with self._wait() as ready:
-            self._loop.add_writer(fd, _set, ready)
-            try:
-                await ready
-            finally:
-                if self._stdin == fd:
-                    self._loop.remove_writer(fd)
-
-    @contextlib.contextmanager
-    def _wait(self) -> Iterator[asyncio.Future[None]]:
-        """Something that also the end of the input and a close wake."""
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._waits.add(ready)
-        try:
-            yield ready
-        finally:
-            self._waits.discard(ready)
-
-
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)

@@ -1,0 +1,87 @@
+"""`penstock config`: the settings in effect."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import click
+import msgspec
+
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.groups import Commands, nearest
+from penstock.cli.options import listed
+from penstock.cli.output import Form, Row, Wrapped, print_list, rich_text, warn
+from penstock.config.loading import TYPES, load_all, shown, variable
+from penstock.config.settings import Settings
+from penstock.core.errors import NotFound
+
+
+class SettingView(msgspec.Struct, frozen=True):
+    """A setting, and where its value comes from."""
+
+    name: str
+    value: object
+    source: str
+    """`default`, `file`, `environment` or `option`."""
+    origin: str
+    """The file and line, the variable or the option; empty for a default."""
+    default: object
+    variable: str
+
+
+@click.group(cls=Commands)
+def config() -> None:
+    """Show the settings in effect, and where each comes from."""
+
+
+@config.command()
+@click.argument("names", nargs=-1, metavar="[NAME…]")
+@click.option("--changed", is_flag=True, help="Only those that are not at their defaults.")
+@listed
+@on_engine
+def show(engine: EngineRef, names: tuple[str, ...], changed: bool, form: Form) -> None:
+    """Show the settings in effect, and where each comes from.
+
+    NAME is a setting (http.listen), a section (http) or a glob (*.listen). Secrets are masked. It
+    reads the file, the environment and the options of this command, not a running engine.
+    """
+    loaded, defaults = load_all(flags={"data_dir": engine.data}), Settings()
+    views = [
+        SettingView(
+            name,
+            shown(loaded.settings, name),
+            loaded.sources.get(name, "default"),
+            loaded.origins.get(name, ""),
+            shown(defaults, name),
+            variable(name),
+        )
+        for name in TYPES
+        if not names or any(_matches(name, wanted) for wanted in names)
+    ]
+    if names and not views:
+        known = {part for name in TYPES for part in (name, name.partition(".")[0])}
+        raise NotFound(f"no setting {names[0]!r}{nearest(names[0], known)}")
+    print_list(
+        form,
+        [one for one in views if not changed or one.source != "default"],
+        _row,
+        name=lambda one: one.name,
+        empty="every setting has its default",
+    )
+    for line in loaded.renamed:
+        warn(line)
+
+
+def _matches(name: str, wanted: str) -> bool:
+    return name.startswith(f"{wanted}.") or fnmatchcase(name, wanted)
+
+
+def _row(one: SettingView) -> Row:
+    is_text = one.value and isinstance(one.value, str)
+    value = str(one.value) if is_text else msgspec.json.encode(one.value).decode()
+    dim = "" if one.origin else "dim"
+    return {
+        "SETTING": rich_text((one.name, dim)),
+        "VALUE": Wrapped(value),
+        "FROM": Wrapped(one.origin or "default"),
+    }

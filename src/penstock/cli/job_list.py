@@ -1,0 +1,209 @@
+"""`penstock ps`, which is `penstock job list`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from msgspec.structs import replace
+
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.formats import Whole, run_time, short_id, span
+from penstock.cli.options import before, limited, listed, states
+from penstock.cli.output import Form, Row, print_list, record, styled
+from penstock.cli.selection import filtered, query_of
+from penstock.core.errors import NotFound
+from penstock.core.job import Job, chain_of
+from penstock.core.verdict import Hold
+from penstock.lifecycles.canonical import HELD, TERMINAL, JobState
+from penstock.ports.engine_api import EngineApi
+from penstock.ports.store import JobQuery
+
+_EXPLAINED = 50
+"""For how many unfinished jobs the reason or the progress is asked."""
+_PAGE = 1000
+
+
+@click.command()
+@states
+@click.option("--active", is_flag=True, help="Not ended yet.")
+@click.option("--awaiting-approval", is_flag=True, help="Awaiting approval, oldest first.")
+@click.option("--dead", is_flag=True, help="Ended FAILED or TIMEOUT and not retried.")
+@filtered
+@limited(20)
+@click.option("--tries", is_flag=True, help="Each try of a job by itself.")
+@click.option("--all", "everything", is_flag=True, help="As many as there are.")
+@before
+@listed
+@on_engine
+def ps(
+    engine: EngineRef,
+    /,
+    states: tuple[str, ...],
+    active: bool,
+    awaiting_approval: bool,
+    dead: bool,
+    limit: int,
+    tries: bool,
+    everything: bool,
+    before: int | None,
+    form: Form,
+    **filters: Any,
+) -> None:
+    """List jobs, newest first.
+
+    All filters must match. A job and its retries are one line, with the id of the first try and
+    the state of the newest; the filters are about the newest. Jobs of a workflow come in the order
+    of its steps. With --json it is an array of records, of the newest tries.
+    """
+    wanted = tuple(map(JobState, states))
+    if active:
+        wanted += tuple(s for s in JobState if s not in TERMINAL and s not in wanted)
+    more = {
+        "states": wanted,
+        "awaiting_approval": awaiting_approval or None,
+        "oldest_first": awaiting_approval,
+        "dead": dead,
+        "tries": tries,
+        "before": before,
+        "limit": limit,
+    }
+
+    async def find(api: EngineApi) -> tuple[JobQuery, list[Job], dict[str, str]]:
+        query = await query_of(api, filters, **more)
+        jobs = await (_every(api, query) if everything else api.find(query))
+        return query, jobs, await reasons(api, jobs) if form.is_table else {}
+
+    query, jobs, why = engine.ask(find, reading=True)
+    now, is_page = time.time(), len(jobs) == limit and not everything and not query.workflow_id
+    rows = JobRows(jobs, query, why, wide=form.is_table and form.wide)
+    print_list(
+        form,
+        jobs,
+        (lambda job: approval_row(job, now)) if awaiting_approval else rows,
+        name=lambda job: known_as(job, query),
+        empty=_empty(query),
+        json=record,
+        more=f"--before {jobs[-1].seq}, or --all" if is_page else "",
+    )
+
+
+def _empty(query: JobQuery) -> str:
+    if query.awaiting_approval:
+        return "no job is awaiting approval"
+    return "no dead jobs" if query.dead else "no such jobs"
+
+
+async def _every(api: EngineApi, query: JobQuery) -> list[Job]:
+    """All pages. A workflow's steps come in another order, so they are asked for at once."""
+    if query.workflow_id is not None:
+        return await api.find(replace(query, limit=sys.maxsize))
+    jobs: list[Job] = []
+    while page := await api.find(replace(query, limit=_PAGE)):
+        jobs += page
+        query = replace(query, before=page[-1].seq)
+        if len(page) < _PAGE:
+            break
+    return jobs
+
+
+def known_as(job: Job, query: JobQuery) -> str:
+    """The id that a list shows: of the first try, unless it is a list of tries."""
+    return chain_of(job.request) if query.folded else job.job_id
+
+
+class JobRows:
+    """Jobs as rows of a table, with what each waits for or does, or why it ended so."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        query: JobQuery,
+        why: dict[str, str],
+        *,
+        wide: bool,
+        title: str = "JOB",
+    ) -> None:
+        self._query, self._why, self._wide, self._title = query, why, wide, title
+        self._now = time.time()
+        self._tenants = {job.request.tenant for job in jobs} != {"default"}
+        self._tries = any(job.request.try_number > 1 for job in jobs)
+
+    def __call__(self, job: Job) -> Row:
+        request, job_id, now = job.request, known_as(job, self._query), self._now
+        row: Row = {
+            self._title: job_id if self._wide else short_id(job_id),
+            "STATE": styled(job.state),
+            "TOPIC": request.topic,
+        }
+        if self._wide:
+            row["PRIORITY"] = request.priority.value
+        if self._tenants:
+            row["TENANT"] = request.tenant
+        if self._tries:
+            row["TRIES" if self._query.folded else "TRY"] = request.try_number
+        return {
+            **row,
+            "AGE": span(now - job.accepted_at),
+            "TOOK": run_time(job, now),
+            "NOTE": self._why.get(job.job_id) or _note(job),
+        }
+
+
+async def reasons(api: EngineApi, jobs: Sequence[Job]) -> dict[str, str]:
+    """What each unfinished job waits for, or how far it is, by id; not of very many."""
+    open_jobs = [job.job_id for job in jobs if not job.is_final][:_EXPLAINED]
+    found = await asyncio.gather(*(_why(api, job_id) for job_id in open_jobs))
+    return dict(zip(open_jobs, found, strict=True))
+
+
+async def _why(api: EngineApi, job_id: str) -> str:
+    try:
+        return await api.why(job_id)
+    except NotFound:  # it is gone by now
+        return ""
+
+
+def _note(job: Job) -> str:
+    """The one thing about it that is worth a glance."""
+    if job.successor is not None:
+        return f"retried as {short_id(job.successor)}"
+    if job.state in HELD:
+        asked = ", asked to end" if job.cancel_requested else ""
+        attempt = f", attempt {job.attempt}" if job.attempt > 1 else ""
+        return f"on {job.worker_id}{attempt}{asked}"
+    return error_of(job)
+
+
+def error_of(job: Job) -> str:
+    """What went wrong, on one line."""
+    result = job.result
+    if result is None:
+        return ""
+    code = None if result.error_code == job.state.value else result.error_code
+    return ": ".join(filter(None, (code, result.error_message)))
+
+
+def approval_row(job: Job, now: float) -> Row:
+    """A job that is awaiting approval: who may approve it, how many did, how long is left."""
+    assert job.hold is not None
+    hold = job.hold
+    return {
+        "JOB": short_id(job.job_id),
+        "TOPIC": job.request.topic,
+        "FROM": job.request.principal,
+        "VOTES": Whole(f"{len(hold.votes)}/{hold.terms.needed}"),
+        "LEFT": span(max(0.0, hold.until - now)),
+        "APPROVERS": who_may(hold),
+        "RULE": hold.rule_id,
+        "SNAPSHOT": hold.snapshot,
+    }
+
+
+def who_may(hold: Hold) -> str:
+    """Who may approve it."""
+    return ", ".join(hold.terms.approvers) or "any approver"

@@ -1,0 +1,358 @@
+"""`penstock show`: everything about one job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from msgspec import Struct
+
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.formats import layers, moment, pairs, plural, run_time, short_id, span
+from penstock.cli.job_list import JobRows, error_of, reasons, who_may
+from penstock.cli.options import shown
+from penstock.cli.output import (
+    Form,
+    Listing,
+    Row,
+    Wrapped,
+    console,
+    facts,
+    print_one,
+    record,
+    styled,
+)
+from penstock.cli.pipeline_display import stage_table
+from penstock.cli.selection import find_job
+from penstock.core.errors import PenstockError
+from penstock.core.job import NO_RETRY, Job, JobRequest, chain_of
+from penstock.core.journal import Transition
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.engine_api import EngineApi, newest_try
+from penstock.ports.store import JobQuery, StepCount
+from penstock.workloads.llm.values import PIPE_TOPICS, HopTime
+from penstock.workloads.pipeline.records import PipelineRecord, pipeline_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_GLANCE = 2000
+"""Characters of a payload that are shown, at most."""
+_LINES = 3
+"""Lines of it on a terminal."""
+_MARGIN = 20
+"""Columns for the name of a fact."""
+_SHOWN = 10
+"""Tries, and children, that are shown; the newest."""
+_TRIES = 1000
+
+
+class Dossier(Struct, frozen=True):
+    """What there is to know about one job and its retries."""
+
+    job: Job
+    """The newest try."""
+    why: str
+    tries: list[Job]
+    """All of them, in order; the newest, if there are very many."""
+    histories: list[list[Transition]]
+    """Of the last tries."""
+    children: list[Job]
+    """The newest of them."""
+    child_reasons: dict[str, str]
+    child_counts: dict[JobState, int]
+    parents: list[tuple[str, str]]
+    """The jobs that it waits for, and their states."""
+    given: str
+    returned: str
+    steps: list[StepCount] = []
+    """How many rows it checkpointed."""
+    hops: tuple[HopTime, ...] = ()
+    """The way of an answer over the nodes of its model."""
+    run: PipelineRecord | None = None
+    """If it is a run of a pipeline."""
+
+
+@click.command()
+@click.argument("job")
+@click.option("--tries", is_flag=True, help="The history of each try, not of the newest only.")
+@shown
+@on_engine
+def show(engine: EngineRef, job: str, tries: bool, form: Form) -> None:
+    """Show a job: its state, the reason, and its history.
+
+    A job and its retries are one: any of their ids names it, and what is shown is the newest try.
+    With --json it is the record, and "why", "history" (of the newest try), "chain" (the ids of all
+    tries, in order), "children" (how many jobs were submitted inside it, by state) and "steps" (how
+    many rows it checkpointed, by name and outcome).
+    """
+
+    async def gather(api: EngineApi) -> Dossier:
+        return await _gather(api, await newest_try(api, await find_job(api, job)), tries)
+
+    dossier = engine.ask(gather, reading=True)
+    print_one(
+        form,
+        {
+            **record(dossier.job),
+            "why": dossier.why,
+            "history": dossier.histories[-1],
+            "chain": [one.job_id for one in dossier.tries],
+            "children": dossier.child_counts,
+            "steps": dossier.steps,
+        },
+        chain_of(dossier.job.request),
+        lambda: _page(dossier, wide=form.wide),
+    )
+
+
+async def _gather(api: EngineApi, job: Job, all_tries: bool) -> Dossier:
+    first, result = chain_of(job.request), job.result.result_ptr if job.result is not None else None
+    tries = await api.find(JobQuery(first_try=first, limit=_TRIES))
+    # A retry that came by now, or of before jobs were known by their first try.
+    tries = [one for one in reversed(tries) if one.seq < job.seq] + [job]
+    counts = await api.count_children(job.job_id)
+    children = await api.find(JobQuery(child_of=first, limit=_SHOWN)) if counts else []
+    return Dossier(
+        job,
+        await api.why(job.job_id),
+        tries,
+        [await api.history(one.job_id) for one in (tries if all_tries else tries[-1:])],
+        children,
+        await reasons(api, children),
+        counts,
+        [(parent, await _state(api, parent)) for parent in job.request.after],
+        await _glance(api, job.request.context_ptr),
+        await _glance(api, result),
+        await api.count_steps(job.job_id),
+        await _hops(api, job, result),
+        await _run(api, job),
+    )
+
+
+async def _run(api: EngineApi, job: Job) -> PipelineRecord | None:
+    return None if pipeline_of(job.request.topic) is None else await api.pipelines.get(job.job_id)
+
+
+async def _state(api: EngineApi, job_id: str) -> str:
+    try:
+        return (await api.get(job_id)).state.value
+    except PenstockError:
+        return "gone"
+
+
+async def _glance(api: EngineApi, pointer: str | None) -> str:
+    """A payload as far as it fits, or the pointer if it can't be read."""
+    if not pointer:
+        return ""
+    try:
+        text = (await api.get_blob(pointer)).decode("utf-8", "replace")
+    except PenstockError as error:
+        return f"{pointer} ({error.message})"
+    most = min(_GLANCE, _LINES * (console().width - _MARGIN))
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+async def _hops(api: EngineApi, job: Job, pointer: str | None) -> tuple[HopTime, ...]:
+    if not pointer or not job.request.topic.startswith(PIPE_TOPICS):
+        return ()
+    try:
+        return msgspec.json.decode(await api.get_blob(pointer), type=_ResultHops).hops
+    except (PenstockError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+
+
+class _ResultHops(Struct, frozen=True):
+    """Of a result, the part that is looked at."""
+
+    hops: tuple[HopTime, ...] = ()
+
+
+def _page(dossier: Dossier, *, wide: bool) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    job, now = dossier.job, time.time()
+    first, count = chain_of(job.request), job.request.try_number
+    title = Text.assemble("job ", (first, "bold"), "  ", styled(job.state))
+    if count > 1:
+        title.append(f"  {count:,} tries")
+    yield title
+    yield facts(_facts(dossier, now))
+    if dossier.run is not None and dossier.run.stages:
+        yield ""
+        yield from stage_table(dossier.run, now)
+    if count > 1:
+        yield ""
+        yield Listing([_try(one, now, wide) for one in dossier.tries[-_SHOWN:]])
+    if children := dossier.children:
+        query = JobQuery(child_of=first, limit=_SHOWN)
+        row = JobRows(children, query, dossier.child_reasons, wide=wide, title="CHILD")
+        yield ""
+        yield Listing([row(one) for one in children])
+    shown = dossier.tries[-len(dossier.histories) :]
+    for one, history in zip(shown, dossier.histories, strict=True):
+        yield ""
+        if len(dossier.histories) > 1:
+            head = f"try {one.request.try_number}  {one.job_id}  "
+            yield Text.assemble((head, "bold"), styled(one.state))
+        yield _history(history, now, wide)
+
+
+def _try(job: Job, now: float, wide: bool) -> Row:
+    return {
+        "TRY": job.request.try_number,
+        "JOB": job.job_id if wide else short_id(job.job_id),
+        "STATE": styled(job.state),
+        "AGE": span(now - job.accepted_at),
+        "TOOK": run_time(job, now),
+        "ERROR": error_of(job),
+    }
+
+
+def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
+    job, request = dossier.job, dossier.job.request
+    yield "now", dossier.why
+    yield "topic", request.topic
+    yield "priority", request.priority.value
+    yield "tenant", request.tenant
+    if dossier.given:
+        yield "input", dossier.given
+    yield from _asked(request, now)
+    if dossier.parents:
+        said = ", ".join(f"{short_id(name)} {state}" for name, state in dossier.parents)
+        yield "after", f"{said}; if one fails: {request.if_parent_fails}"
+    yield from _judged(job, now)
+    yield "accepted", f"{moment(job.accepted_at, now)} ({span(now - job.accepted_at)} ago)"
+    if job.worker_id is not None:
+        yield "worker", f"{job.worker_id}, pool {job.pool}, attempt {job.attempt}"
+    if job.started_at is not None:
+        ran = run_time(job, now)
+        yield "ran" if job.is_final else "runs", f"{ran}, from {moment(job.started_at, now)}"
+    if dossier.steps and dossier.run is None:
+        yield "steps", _steps(dossier.steps)
+    if counts := dossier.child_counts:
+        said = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+        more = sum(counts.values()) > len(dossier.children)
+        where = f"; all: penstock ps --parent {short_id(chain_of(request))}" if more else ""
+        yield "children", f"{said}{where}"
+    if (result := job.result) is not None:
+        if result.error_code:
+            yield "error", f"{result.error_code}: {result.error_message or ''}".rstrip(": ")
+        if dossier.returned:
+            yield "result", dossier.returned
+    for index, hop in enumerate(dossier.hops):
+        yield "" if index else "hops", _hop(hop)
+
+
+def _steps(counts: list[StepCount]) -> str:
+    """As in `fetch: 980 ok, 20 failed; parse: 7`."""
+    said: dict[str, list[str]] = {}
+    for count in counts:
+        said.setdefault(count.name, []).append(f"{count.rows:,} {count.outcome}".rstrip())
+    return "; ".join(f"{name}: {', '.join(parts)}" for name, parts in said.items())
+
+
+def _hop(hop: HopTime) -> str:
+    took = [f"computed {_ms(hop.compute_ms)}"]
+    if hop.queue_ms:
+        took.append(f"queued {_ms(hop.queue_ms)}")
+    if hop.network_ms:
+        took.append(f"on the network {_ms(hop.network_ms)}")
+    passes = f"{hop.passes:,} pass" if hop.passes == 1 else f"{hop.passes:,} passes"
+    return f"{layers(hop.layers)} on {hop.node}: {passes}, {', '.join(took)}"
+
+
+def _ms(milliseconds: float) -> str:
+    return span(milliseconds / 1000)
+
+
+def _judged(job: Job, now: float) -> Iterator[tuple[str, str]]:
+    """What the safety rules said, and whose word it takes or took."""
+    if (verdict := job.verdict) is not None:
+        said = f"{verdict.decision} by rule {verdict.rule_id}, snapshot {verdict.snapshot}"
+        yield "verdict", said + (f": {verdict.reason}" if verdict.reason else "")
+        if verdict.rate is not None:
+            yield "rate", str(verdict.rate)
+        if verdict.constraints is not None:
+            limits = msgspec.to_builtins(verdict.constraints)
+            yield "constraints", ", ".join(f"{name} {value}" for name, value in limits.items())
+    if (hold := job.hold) is None:
+        return
+    yes = f"{len(hold.votes)} of {plural(hold.terms.needed, 'approval')}"
+    if hold.approved or job.is_final:
+        yield "approval", yes
+    else:
+        left = f"until {moment(hold.until, now)} (for {span(max(0.0, hold.until - now))})"
+        yield "approval", f"{yes}; {who_may(hold)} may approve, {left}"
+    for vote in hold.votes:
+        reason = f": {vote.reason}" if vote.reason else ""
+        yield "", f"{vote.by} at {moment(vote.at, now)}{reason}"
+
+
+def _asked(request: JobRequest, now: float) -> Iterator[tuple[str, str]]:
+    """The fields of a request that say something beyond the defaults."""
+    retry = request.retry
+    fields: dict[str, Any] = {
+        "timeout": request.timeout and span(request.timeout),
+        "start timeout": request.dispatch_timeout and span(request.dispatch_timeout),
+        "deadline": request.deadline and moment(request.deadline, now),
+        "not before": request.run_at and moment(request.run_at, now),
+        "retry policy": _policy(request) if retry != NO_RETRY else "",
+        "idempotent": "yes" if request.idempotent else "",
+        "key": request.idempotency_key,
+        "parent": request.child_of or (request.parent_job_id if not request.first_try else None),
+        "workflow": request.workflow_id,
+        "step": None if request.step_index is None else str(request.step_index),
+        "adapter": request.adapter_id,
+        "submitted by": request.principal,
+        "schedule": request.schedule,
+        "capability": request.capability,
+        "risk tags": ", ".join(request.risk_tags),
+        "cost": None if request.estimated_cost is None else f"{request.estimated_cost:g}",
+        "unique": _unique(request),
+        "labels": pairs(request.labels),
+        "env": pairs(request.env),
+    }
+    for name, value in fields.items():
+        if value:
+            yield name, value
+
+
+def _unique(request: JobRequest) -> str:
+    if (unique := request.unique) is None:
+        return ""
+    how_long = f"while {unique.scope}" if unique.period is None else f"for {span(unique.period)}"
+    return f"{unique.key}, {how_long}"
+
+
+def _policy(request: JobRequest) -> str:
+    retry = request.retry
+    said = f"{request.retry_number} of {retry.retries} used, first after {span(retry.delay)}"
+    said += f", times {retry.factor:g}, at most {span(retry.max_delay)}"
+    if retry.on:
+        said += f", on {', '.join(retry.on)}"
+    return said + (f", never on {', '.join(retry.never)}" if retry.never else "")
+
+
+def _history(history: list[Transition], now: float, wide: bool) -> Listing:
+    """On a narrow terminal, who did it and why are one column, so that both can be read."""
+    rows: list[Row] = []
+    before: float | None = None
+    for entry in history:
+        reason = " ".join(filter(None, (entry.worker_id and f"to {entry.worker_id}", entry.reason)))
+        row: Row = {
+            "TIME": moment(entry.at, now),
+            "AFTER": None if before is None else span(entry.at - before),
+            "EVENT": f"{entry.event} {entry.attempt}" if entry.worker_id else entry.event.value,
+            "STATE": styled(entry.after),
+        }
+        if wide:
+            rows.append({"#": entry.n, **row, "BY": entry.actor, "REASON": Wrapped(reason)})
+        else:
+            said = ": ".join(filter(None, (entry.actor, reason)))
+            rows.append({**row, "BY: REASON": Wrapped(said)})
+        before = entry.at
+    return Listing(rows)

@@ -1,0 +1,149 @@
+"""`penstock submit`: one job, or one for each line of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.exits import Exit
+from penstock.cli.job_result import print_result
+from penstock.cli.options import (
+    DURATION,
+    MOMENT,
+    as_json,
+    given_input,
+    job_fields,
+    job_options,
+    read_lines,
+    read_object,
+    read_source,
+    started,
+    wait_timeout,
+)
+from penstock.cli.output import echo, print_done, print_json, record
+from penstock.cli.selection import job_id_of
+from penstock.cli.service import cancelling
+from penstock.core.job import ParentPolicy, Unique
+from penstock.ports.engine_api import EngineApi
+
+
+@click.command()
+@click.argument("topic")
+@given_input
+@click.option(
+    "--each", metavar="@FILE|-", help="Submit a job for each line, a JSON object; all or none."
+)
+@started(False)
+@wait_timeout
+@click.option("--id", "job_id", help="Its id; the same id again is the same job.")
+@click.option("--key", help="An idempotency key: the same key again is the same job.")
+@job_options
+@click.option("--deadline", type=MOMENT, metavar="TIME|+DURATION", help="When it must have ended.")
+@click.option("--delay", type=DURATION, help="How long to wait before it may start.")
+@click.option("--tenant", help="Its tenant.")
+@click.option("--parent", metavar="JOB", help="The job that it is a child of: it ends with it.")
+@click.option("--detached", is_flag=True, default=None, help="It goes on if its parent fails.")
+@click.option("--workflow", metavar="ID", help="The workflow that it is a step of.")
+@click.option("--step", type=click.IntRange(0), help="Its place in the workflow.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="JOB",
+    help="Wait until this job has ended; may be repeated.",
+)
+@click.option(
+    "--if-parent-fails",
+    type=click.Choice([one.value for one in ParentPolicy]),
+    help="What to do if one of those does not succeed; else it is cancelled.",
+)
+@click.option(
+    "--unique", metavar="KEY", help="While a job with this key is there, no other is made."
+)
+@click.option(
+    "--unique-for", type=DURATION, help="For this long after it was accepted, not until its end."
+)
+@click.option(
+    "--app",
+    metavar="MODULE:APP",
+    help="Check the arguments against this application, and take its defaults.",
+)
+@as_json
+@on_engine
+def submit(
+    engine: EngineRef,
+    /,
+    topic: str,
+    given: str | None,
+    each: str | None,
+    wait: bool,
+    wait_timeout: float | None,
+    app: str | None,
+    json: bool,
+    **said: Any,
+) -> int:
+    """Submit a job; prints its id.
+
+    With --wait it prints the result instead, and the exit code says how the job ended. Ctrl-C
+    then cancels the job.
+    """
+    if given is not None and each is not None:
+        raise click.UsageError("--input and --each don't go together")
+    wait = wait or wait_timeout is not None
+    if each is not None and wait:
+        raise click.UsageError("--each and --wait don't go together; see 'penstock result'")
+    options, application = _options(said), _application(app)
+    payload = None if given is None else read_object("--input", read_source("--input", given))
+    inputs = None if each is None else list(read_lines("--each", read_source("--each", each)))
+
+    async def submitted() -> int:
+        async with engine.client(application) as client:
+            named = await _named(client.api, options)
+            if inputs is not None:
+                handles = await client.asubmit_many(topic, inputs, **named)
+                if json:
+                    print_json([record(handle.record) for handle in handles])
+                else:
+                    echo("".join(f"{handle.job_id}\n" for handle in handles), nl=False)
+                return Exit.OK
+            handle = await client.asubmit(topic, payload, **named)
+            if not wait:
+                print_done(json, record(handle.record), handle.job_id)
+                return Exit.OK
+            async with cancelling(handle.acancel) as interrupted:
+                job = await handle.await_end(wait_timeout)
+            if interrupted:
+                return Exit.INTERRUPTED
+            return await print_result(client.api, job, json=json)
+
+    return run(submitted())
+
+
+async def _named(api: EngineApi, options: dict[str, Any]) -> Any:
+    """The same, with whole ids of the jobs that it names."""
+    named = dict(options)
+    if "parent" in named:
+        named["parent"] = await job_id_of(api, named["parent"])
+    if "after" in named:
+        named["after"] = [await job_id_of(api, text) for text in named["after"]]
+    return named
+
+
+def _options(said: dict[str, Any]) -> dict[str, Any]:
+    """The command's options as those of `Client.submit`, without those not given."""
+    period = said.pop("unique_for")
+    if period is not None and said["unique"] is None:
+        raise click.UsageError("--unique-for goes with --unique KEY")
+    if said["if_parent_fails"] is not None and not said["after"]:
+        raise click.UsageError("--if-parent-fails goes with --after JOB")
+    options = job_fields(said)
+    if period is not None:
+        options["unique"] = Unique(options["unique"], period=period)
+    return options
+
+
+def _application(reference: str | None) -> Any:
+    from penstock.app import load_app
+
+    return load_app(reference) if reference else None

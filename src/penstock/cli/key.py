@@ -1,0 +1,153 @@
+"""`penstock key`: API keys. `penstock dashboard`: a link that signs a browser in."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.formats import Whole, moment, span
+from penstock.cli.groups import Commands
+from penstock.cli.options import DURATION, as_json, listed, shown
+from penstock.cli.output import (
+    Form,
+    Row,
+    echo,
+    print_done,
+    print_json,
+    print_list,
+    print_one,
+    row_facts,
+    styled,
+    warn,
+)
+from penstock.core.errors import NotFound, Unavailable
+from penstock.ports.engine_api import KeyRole, KeyView
+
+ROLE = click.Choice([role.value for role in KeyRole])
+
+
+@click.group(cls=Commands)
+def key() -> None:
+    """Create, list, show and delete API keys."""
+
+
+@key.command()
+@click.argument("name")
+@click.option(
+    *("--role", "roles"),
+    type=ROLE,
+    multiple=True,
+    required=True,
+    help="A role of the key; may be repeated.",
+)
+@click.option("--tenant", help="Bind the key to this tenant; else it can access all tenants.")
+@click.option("--expires", type=DURATION, help="How long it is valid; else until it is deleted.")
+@as_json
+@on_engine
+def create(
+    engine: EngineRef,
+    name: str,
+    roles: tuple[str, ...],
+    tenant: str | None,
+    expires: float | None,
+    json: bool,
+) -> None:
+    """Create a key; prints its token once.
+
+    NAME is the principal that jobs, approvals and the audit log will show.
+    """
+    wanted = tuple(map(KeyRole, roles))
+    new = engine.ask(lambda api: api.keys.create(name, wanted, tenant=tenant, expires_in=expires))
+    if json:
+        print_json(new)
+        return
+    echo(new.token)
+    made = new.key
+    limits = [f"for tenant {made.tenant}" if made.tenant else "for every tenant"]
+    if made.expires_at is not None:
+        limits.append(f"until {moment(made.expires_at, time.time())}")
+    warn(
+        f"key {made.key_id} of {made.name}: {', '.join(made.roles)}, {', '.join(limits)}",
+        "Keep the token above now: only its hash is stored, it is not shown again.",
+    )
+
+
+@key.command("list")
+@listed
+@on_engine
+def list_keys(engine: EngineRef, form: Form) -> None:
+    """List the keys, including revoked and expired ones."""
+    now = time.time()
+    print_list(
+        form,
+        engine.ask(lambda api: api.keys.list()),
+        lambda one: key_row(one, now),
+        name=lambda one: one.key_id,
+        empty="no keys; create one with 'penstock key create NAME --role submit'",
+    )
+
+
+def key_row(one: KeyView, now: float) -> Row:
+    status = _status(one, now)
+    valid_until = one.expires_at if status == "valid" else None
+    return {
+        "ID": Whole(one.key_id),
+        "NAME": one.name,
+        "STATUS": styled(status),
+        "ROLES": ", ".join(one.roles),
+        "TENANT": "every" if one.tenant is None else one.tenant,
+        "AGE": span(now - one.created_at),
+        "EXPIRES": Whole("" if valid_until is None else f"in {span(valid_until - now)}"),
+    }
+
+
+def _status(one: KeyView, now: float) -> str:
+    if one.revoked_at is not None:
+        return "revoked"
+    return "expired" if one.expires_at is not None and one.expires_at <= now else "valid"
+
+
+@key.command()
+@click.argument("key_id", metavar="ID")
+@shown
+@on_engine
+def show(engine: EngineRef, key_id: str, form: Form) -> None:
+    """Show a key, by its id or name; never its token."""
+    found = [
+        one for one in engine.ask(lambda api: api.keys.list()) if key_id in (one.key_id, one.name)
+    ]
+    if not found:
+        raise NotFound(f"no key {key_id!r}", hint="'penstock key list' lists the keys there are")
+    one, now = found[-1], time.time()
+    print_one(form, one, one.key_id, lambda: [f"key {one.key_id}", row_facts(key_row(one, now))])
+
+
+@key.command()
+@click.argument("key_id", metavar="ID")
+@as_json
+@on_engine
+def delete(engine: EngineRef, key_id: str, json: bool) -> None:
+    """Revoke a key immediately.
+
+    By its id, or by its name if only one valid key has it. The list goes on to show it, as revoked.
+    """
+    view = engine.ask(lambda api: api.keys.revoke(key_id))
+    print_done(json, view, f"{view.key_id} ({view.name}) revoked")
+
+
+@click.command()
+@as_json
+@on_engine
+def dashboard(engine: EngineRef, json: bool) -> None:
+    """Print a link that signs a browser in.
+
+    The link works once, within ten minutes, and has the rights of the key that made it.
+    """
+    link = engine.ask(lambda api: api.keys.create_link())
+    if not link.url:
+        raise Unavailable(
+            "the engine does not serve HTTP", hint="start it with 'penstock up --http HOST:PORT'"
+        )
+    print_done(json, link, link.url)

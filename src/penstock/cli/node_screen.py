@@ -1,0 +1,406 @@
+"""Split models drawn: who holds which layers, what is missing, what changes. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum, StrEnum
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+
+from penstock.cli.formats import Number, layers, moment, span
+from penstock.cli.live import loading_bar
+from penstock.cli.output import WIDE, Listing, Row, rich_text, styled
+from penstock.workloads.pipes.status import NodeView, PipesView, PipeView
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
+
+T = TypeVar("T")
+
+_UNBOUNDED = 120
+"""Columns of a bar's page where nothing limits them."""
+_NAME = 20
+"""Columns that the name of a node may take beside a bar."""
+_WIDEST = 3
+"""Cells that a layer has at most."""
+_MARK = 10
+
+# -- layers in a row of cells ------------------------------------------------------
+
+
+class Held(IntEnum):
+    """What a node has of a layer."""
+
+    NOTHING = 0
+    LOADING = 1
+    READY = 2
+
+
+class Glyphs(Struct, frozen=True):
+    """The signs of a bar."""
+
+    nothing: str = "·"
+    loading: str = "▒"
+    ready: str = "█"
+    missing: str = "✗"
+
+    @classmethod
+    def for_encoding(cls, encoding: str | None) -> Glyphs:
+        """Those that can be written there."""
+        signs = cls()
+        try:
+            "".join((signs.nothing, signs.loading, signs.ready, signs.missing)).encode(
+                encoding or "ascii"
+            )
+        except (UnicodeEncodeError, LookupError):
+            return cls(nothing=".", loading="+", ready="#", missing="X")
+        return signs
+
+
+def held_by(node: NodeView, model: str, num_layers: int) -> list[Held]:
+    """Layer by layer. What is loading is loaded from its first layer on."""
+    held = [Held.NOTHING] * num_layers
+    for segment in node.segments:
+        if segment.model != model:
+            continue
+        for layer in range(max(0, segment.start), min(num_layers, segment.end)):
+            state = Held.READY if segment.state == "ready" else Held.LOADING
+            held[layer] = max(held[layer], state)
+    return held
+
+
+def copies(nodes: Iterable[NodeView], model: str, num_layers: int) -> tuple[list[int], list[bool]]:
+    """How often each layer is ready, and whether it is being loaded somewhere."""
+    ready, loading = [0] * num_layers, [False] * num_layers
+    for node in nodes:
+        for layer, state in enumerate(held_by(node, model, num_layers)):
+            ready[layer] += state is Held.READY
+            loading[layer] |= state is Held.LOADING
+    return ready, loading
+
+
+def width_of(num_layers: int, room: int) -> int:
+    """Cells of a bar that fits: some for each layer, or several layers in one."""
+    if num_layers > room:
+        return max(1, room)
+    return num_layers * min(_WIDEST, room // num_layers)
+
+
+def spread(values: Sequence[T], width: int, joined: Callable[[Sequence[T]], T]) -> list[T]:
+    """One value for each cell; where several share one, what `joined` makes of them."""
+    count = len(values)
+    if width >= count:
+        return [value for value in values for _ in range(width // count)]
+    edges = [cell * count // width for cell in range(width + 1)]
+    return [joined(values[a:b]) for a, b in pairwise(edges)]
+
+
+def ruler(num_layers: int, width: int) -> str:
+    """Numbers of layers above their cells."""
+    cells = [" "] * width
+    step = _MARK if width >= num_layers else _MARK * (num_layers // width + 1)
+    for layer in range(0, num_layers, step):
+        at = layer * width // num_layers
+        for offset, digit in enumerate(str(layer)):
+            if at + offset < width:
+                cells[at + offset] = digit
+    return "".join(cells)
+
+
+def holding(node: NodeView, model: str, num_layers: int, width: int, glyphs: Glyphs) -> Text:
+    """What one node holds."""
+    signs = {
+        Held.NOTHING: (glyphs.nothing, "dim"),
+        Held.LOADING: (glyphs.loading, "yellow"),
+        Held.READY: (glyphs.ready, "magenta" if node.state == "draining" else "green"),
+    }
+    cells = spread(held_by(node, model, num_layers), width, max)
+    return _joined(signs[cell] for cell in cells)
+
+
+def coverage(
+    nodes: Sequence[NodeView], model: str, num_layers: int, width: int, glyphs: Glyphs
+) -> Text:
+    """How often each layer is ready: where it is not at all, no job can pass."""
+    ready, loading = copies(nodes, model, num_layers)
+    wide = max(1, width // num_layers)
+
+    def sign(count: int, comes: bool) -> tuple[str, str]:
+        if count:
+            return (str(count) if count < 10 else "+").ljust(wide), "green"
+        return ("0".ljust(wide), "yellow") if comes else (glyphs.missing * wide, "bold red")
+
+    cells = min(width, num_layers)
+    return _joined(map(sign, spread(ready, cells, min), spread(loading, cells, all)))
+
+
+def _joined(signs: Iterable[tuple[str, str]]) -> Text:
+    runs = groupby(signs, key=lambda one: one[1])
+    return rich_text(*(("".join(sign for sign, _ in run), style) for style, run in runs))
+
+
+# -- the page ----------------------------------------------------------------------
+
+
+class NetworkView:
+    """Everything that is split over nodes, drawn as wide as it is printed."""
+
+    def __init__(self, view: PipesView) -> None:
+        self._view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, _UNBOUNDED)
+        glyphs = Glyphs.for_encoding(options.encoding)
+        for pipe in self._view.pipes:
+            nodes = [node for node in self._view.nodes if _has_to_do(node, pipe.model)]
+            yield from headline(pipe, len(nodes))
+            if pipe.num_layers:
+                yield _layers(pipe, nodes, width, glyphs)
+            yield ""
+        wide = options.max_width >= WIDE
+        yield Listing([figures(node, wide=wide) for node in self._view.nodes])
+        yield from _refusals(self._view.nodes)
+
+
+def headline(pipe: PipeView, nodes: int) -> Iterator[Text]:
+    """Whether a job could begin now, over which nodes, or what keeps it."""
+    what = f"  {pipe.num_layers} layers, {nodes} node{'' if nodes == 1 else 's'}  "
+    state = ("complete", "bold green") if pipe.complete else ("not complete", "bold red")
+    yield rich_text((pipe.model, "bold"), what, state)
+    if pipe.complete:
+        speed = f", about {pipe.token_ms:.0f} ms a token" if pipe.token_ms else ""
+        yield rich_text(f"  route: {route(pipe)}{speed}")
+    else:
+        yield rich_text((f"  {why_not(pipe)}", "red"))
+    for one in pipe.disagree:
+        if one not in pipe.reason:
+            yield rich_text((f"  ignored: {one}", "yellow"))
+
+
+def route(pipe: PipeView) -> str:
+    """The nodes that a job would pass now."""
+    return " → ".join(f"{hop.node_id} {layers(hop.layers).split()[-1]}" for hop in pipe.hops)
+
+
+def why_not(pipe: PipeView) -> str:
+    """Why no job of it can start."""
+    if pipe.reason:
+        return pipe.reason
+    if pipe.missing:
+        return f"no node has layers {pipe.missing}"
+    return "no node has its end model: start one with --end-model" if not pipe.origins else ""
+
+
+def _has_to_do(node: NodeView, model: str) -> bool:
+    return (
+        model == node.model
+        or model in node.end_models
+        or any(segment.model == model for segment in node.segments)
+    )
+
+
+def _layers(
+    pipe: PipeView, nodes: Sequence[NodeView], width: int, glyphs: Glyphs
+) -> RenderableType:
+    words = {node.node_id: held(node, pipe.model) for node in nodes}
+    name = max((len(node.node_id) for node in nodes), default=0)
+    longest = max((len(text) for text in words.values()), default=0)
+    room = width - min(_NAME, max(name, len("copies"))) - max(longest, len("LAYERS")) - 4 - 12
+    cells = width_of(pipe.num_layers, max(10, room))
+    scale = ruler(pipe.num_layers, cells)
+    rows: list[Row] = [
+        {
+            "NODE": node.node_id,
+            scale: holding(node, pipe.model, pipe.num_layers, cells, glyphs),
+            "LAYERS": words[node.node_id],
+            "STATE": _state(node, pipe.model),
+        }
+        for node in nodes
+    ]
+    copies = coverage(nodes, pipe.model, pipe.num_layers, cells, glyphs)
+    rows.append({"NODE": "copies", scale: copies, "LAYERS": "", "STATE": ""})
+    return Listing(rows)
+
+
+def held(node: NodeView, model: str) -> str:
+    """In words: layers, and whether the text is handled there."""
+    parts = [f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in _ranges(node, model)]
+    if model in node.end_models:
+        parts.append("text")
+    return ", ".join(parts) or "none"
+
+
+def _ranges(node: NodeView, model: str) -> list[tuple[int, int]]:
+    """What it holds, in as few ranges as possible."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted((s.start, s.end) for s in node.segments if s.model == model):
+        if found and found[-1][1] >= start:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _state(node: NodeView, model: str) -> Text:
+    loading = [s for s in node.segments if s.model == model and s.state == "loading"]
+    if loading and node.state != "draining":
+        done, total = sum(s.loaded for s in loading), sum(s.end - s.start for s in loading)
+        return styled("loading", f"loading {done}/{total}")
+    return styled(node.state)
+
+
+def figures(node: NodeView, *, wide: bool) -> Row:
+    """A node as a row of a table."""
+    row: Row = {
+        "NODE": node.node_id,
+        "DTYPE": ", ".join(sorted({s.dtype for s in node.segments if s.dtype})),
+        "WEIGHTS": brief(node.weights),
+        "USED": brief(node.cache_used),
+        "KEPT": brief(node.cache_kept),
+        "CACHE": brief(node.cache_total),
+        "JOBS": Number(f"{node.jobs}+{node.waiting}" if node.waiting else str(node.jobs)),
+        "TOK/S": Number(f"{node.tokens_per_s:.0f}"),
+        "BUSY": Number(f"{node.busy:.0%}"),
+    }
+    if wide:
+        slowest = max((segment.layer_ms for segment in node.segments), default=0.0)
+        row["MS/LAYER"] = Number(f"{slowest:.2f}" if slowest else "")
+        row["THREADS"] = node.threads or None
+        row["ADDRESS"] = node.address
+    return row
+
+
+def _refusals(nodes: Sequence[NodeView]) -> Iterator[Text]:
+    for node in nodes:
+        said = [f"{count:,} {why}" for why, count in sorted(node.refused.items()) if count]
+        if said:
+            yield rich_text((f"{node.node_id} refused: {', '.join(said)}", "yellow"))
+
+
+def brief(count: int) -> Number:
+    """Bytes in few characters: 0, 900K, 270M, 1.2G."""
+    if not count:
+        return Number("0")
+    number, units = count / 1024, ("K", "M", "G", "T")
+    for unit in units:
+        if number < 999.5 or unit == units[-1]:
+            break
+        number /= 1024
+    return Number(f"{number:.1f}{unit}" if number < 9.95 else f"{number:.0f}{unit}")
+
+
+# -- what changes ------------------------------------------------------------------
+
+
+class Change(StrEnum):
+    JOINED = "joined"
+    LOST = "lost"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+
+
+class NodeChange(Struct, frozen=True, kw_only=True):
+    """Something that happened to a node, or to a model's pipe."""
+
+    what: Change
+    about: str
+    """The node, or the model."""
+    text: str = ""
+
+
+def changes(
+    before: PipesView, after: PipesView, reasons: Mapping[str, str] | None = None
+) -> list[NodeChange]:
+    """First of nodes, then what that means for the models. `reasons` are those of losses."""
+    return [*_of_nodes(before, after, reasons or {}), *_of_pipes(before, after)]
+
+
+def _of_nodes(
+    before: PipesView, after: PipesView, reasons: Mapping[str, str]
+) -> Iterator[NodeChange]:
+    known = {node.node_id: node for node in before.nodes}
+    there = {node.node_id: node for node in after.nodes}
+    for node_id in known.keys() - there.keys():
+        parts = (reasons.get(node_id, ""), f"it had {_held_by(known[node_id]) or 'no layers'}")
+        yield NodeChange(what=Change.LOST, about=node_id, text="; ".join(filter(None, parts)))
+    for node_id, node in there.items():
+        then = known.get(node_id)
+        if then is None or then.boot != node.boot:
+            yield NodeChange(what=Change.JOINED, about=node_id, text=_joined_as(node))
+        elif (then.state, _held_layers(then)) != (node.state, _held_layers(node)):
+            yield from _moved(node)
+
+
+def _moved(node: NodeView) -> Iterator[NodeChange]:
+    if node.state in (Change.LOADING, Change.READY, Change.DRAINING):
+        yield NodeChange(what=Change(node.state), about=node.node_id, text=_held_by(node))
+
+
+def _of_pipes(before: PipesView, after: PipesView) -> Iterator[NodeChange]:
+    known = {pipe.model: pipe for pipe in before.pipes}
+    for pipe in after.pipes:
+        then = known.get(pipe.model)
+        if then is not None and (then.complete, _why(then)) == (pipe.complete, _why(pipe)):
+            continue
+        what = Change.COMPLETE if pipe.complete else Change.INCOMPLETE
+        yield NodeChange(
+            what=what, about=pipe.model, text=route(pipe) if pipe.complete else _why(pipe)
+        )
+
+
+def _why(pipe: PipeView) -> str:
+    """A pipe that is complete stays what it is, whichever way is the quickest now."""
+    return "" if pipe.complete else why_not(pipe)
+
+
+def _held_layers(node: NodeView) -> tuple[tuple[str, str], ...]:
+    return tuple((segment.model, segment.layers) for segment in node.segments)
+
+
+def _held_by(node: NodeView) -> str:
+    models = dict.fromkeys([*(one.model for one in node.segments), *node.end_models])
+    return "; ".join(f"{model} {held(node, model)}" for model in models)
+
+
+def _joined_as(node: NodeView) -> str:
+    held = _held_by(node)
+    return f"{node.address}, {held}" if held else node.address
+
+
+_LONGEST = max(map(len, Change))
+
+
+def change_line(change: NodeChange) -> Text:
+    """A change as people read it."""
+    now = time.time()
+    word = styled(change.what, f"{change.what:<{_LONGEST}}")
+    when = f"{moment(now, now)[:8]}  "
+    return rich_text(when, word, f"  {change.about}  ", (change.text, "dim"))
+
+
+def node_status(node: NodeView, seconds: float) -> RenderableType:
+    """How a node is doing, in a line; what it is loading comes first."""
+    loading = [one for one in node.segments if one.state == "loading"]
+    if loading:
+        done, total = sum(s.loaded for s in loading), sum(s.end - s.start for s in loading)
+        ranges = ", ".join(one.layers for one in loading)
+        return loading_bar(f"loading layers {ranges}", done / max(1, total), seconds)
+    waiting = f" ({node.waiting} waiting)" if node.waiting else ""
+    refused = sum(node.refused.values())
+    return rich_text(
+        f"{held(node, node.model)}   ",
+        *("jobs ", (f"{node.jobs}{waiting}", "yellow" if node.jobs else ""), "   "),
+        *((f"{node.tokens_per_s:.0f}", "green"), " tokens/s   "),
+        f"busy {node.busy:.0%}   cache {brief(node.cache_used)}+{brief(node.cache_kept)}"
+        f"/{brief(node.cache_total)}",
+        (f"   up {span(seconds)}", "dim"),
+        (f"   {refused:,} refused" if refused else "", "bold red"),
+        cut=True,
+    )

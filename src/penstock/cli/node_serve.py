@@ -1,0 +1,337 @@
+"""`penstock node start` and `node up`: nodes from their start to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.exits import Exit
+from penstock.cli.formats import plural, size
+from penstock.cli.generation import explained
+from penstock.cli.live import LiveScreen, Spinner
+from penstock.cli.node_options import (
+    check_key,
+    end_model,
+    layers,
+    node_options,
+    nodes,
+    settings_of,
+)
+from penstock.cli.node_screen import change_line, changes, held, node_status
+from penstock.cli.output import banner
+from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
+from penstock.cli.worker import engine_there
+from penstock.core.errors import PenstockError
+from penstock.workloads.llm.values import PIPE_TOPICS
+from penstock.workloads.pipes.status import PipesView
+from penstock.workloads.pipes.views import view_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.app.nodes import Children, NodeRunner
+    from penstock.config import Settings
+    from penstock.workloads.pipes.node import Node
+
+log = logging.getLogger("penstock.cli")
+
+_SETTLE = 0.05
+"""Seconds in which changes that belong together come together."""
+_LOOK = 60.0
+_NET = "penstock.workloads.pipes.net"
+_LOOPBACK = ("127.", "[::1]", "localhost")
+
+
+@click.command()
+@node_options(layers, end_model)
+@click.option(
+    "--with-parent",
+    is_flag=True,
+    help="End when standard input ends: with the parent.",
+)
+@on_engine
+def start(engine: EngineRef, /, with_parent: bool, **said: Any) -> int:
+    """Start a node, which holds layers of a model for a network.
+
+    A node finds the others through --join and the network's key, and says what it holds. With
+    --end-model it is where text comes in and goes out: it starts an engine, as 'penstock up' does,
+    so that 'penstock chat', jobs (job.chat.MODEL) and the OpenAI API work with it; the other nodes
+    see no text. With --connect it becomes a worker of an engine that runs.
+
+    SIGTERM or SIGINT let it finish the jobs it has; a second one stops it at once.
+    """
+    if with_parent:
+        stay_with_parent()
+    return run_node(engine, said)
+
+
+def run_node(engine: EngineRef, said: dict[str, Any]) -> int:
+    settings = node_settings(engine, said)
+    if not settings.node.end_model and (said["http"] or said["no_http"]):
+        raise click.UsageError("a node without --end-model has no HTTP: leave --http out")
+    with explained():
+        return run_service(serve(engine, settings, said))
+
+
+def node_settings(engine: EngineRef, said: dict[str, Any]) -> Settings:
+    settings = engine.settings(
+        http__listen="" if said["no_http"] else said["http"],
+        **settings_of(said),
+    )
+    if not settings.node.model:
+        raise click.UsageError("say which model to hold layers of, with --model")
+    if settings.node.join:
+        check_key(settings)
+    return settings
+
+
+def stay_with_parent() -> None:
+    """End with whoever started this process, however that ends: its pipe to us is then closed."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.isatty(0):
+        raise PenstockError("--with-parent is for processes that are started by another")
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@click.command()
+@node_options(nodes)
+@on_engine
+def up(engine: EngineRef, /, **said: Any) -> int:
+    """Start a whole network on this machine.
+
+    This process handles the text and holds its share of the layers, as 'penstock node start
+    --end-model' does; the other nodes are its children, which end with it. One that dies is
+    started again. --memory and --threads are what each node has; else they share what is there.
+    """
+    from penstock.app import nodes as app
+
+    if engine.connect:
+        raise click.UsageError("--connect can't be used here: an engine is started")
+    count: int = said["nodes"]
+    said |= {"end_model": True, "node_id": said["node_id"] or app.node_name()}
+    settings = app.shared(node_settings(engine, said), count)
+    with explained():
+        with Spinner("looking at the model"):
+            source = app.open_model(settings)
+            ranges = app.cut(source, settings, count)
+        with Spinner("measuring"):
+            settings = app.measured_once(source, settings)
+        own = settings.changed(node__layers=ranges.pop(settings.node.node_id, "none"))
+        return run_service(serve(engine, own, said, app.children_of(own, ranges)))
+
+
+async def serve(
+    engine: EngineRef,
+    settings: Settings,
+    said: Mapping[str, Any],
+    children: Children | None = None,
+) -> int:
+    """Until a signal ends it; `children` are nodes that live as long."""
+    stop = Stop()
+    stop.listen()
+    with LiveScreen(change_line, json=said["json"]) as screen:
+        # Only now, so that what is logged is drawn above the last line.
+        log_to_stderr(verbose=said["verbose"])
+        if not said["verbose"]:
+            logging.getLogger(f"{_NET}.assigning").setLevel(logging.WARNING)
+            logging.getLogger(f"{_NET}.membership").addFilter(_is_no_loss)
+        screen.load(0.0, "starting")
+        runner = _runner(engine, settings, screen, no_http=said["no_http"])
+        if children is not None:
+            children.start()
+        try:
+            if await stop.first_of(runner.start()):
+                await _live(engine, settings, runner, screen, stop, children)
+        finally:
+            if not await stop.unless_urgent(_end(runner, children)):
+                leave_at_once("stopped at once; jobs on this node are routed over others")
+    log.info("stopped")
+    return Exit.OK
+
+
+def _is_no_loss(record: logging.LogRecord) -> bool:
+    """Losses are reported as changes, with what is missing then."""
+    return not getattr(record, "is_loss", False)
+
+
+async def _end(runner: NodeRunner, children: Children | None) -> None:
+    """The jobs that it has go over its children too."""
+    await runner.stop()
+    if children is not None:
+        await children.stop()
+
+
+async def _live(
+    engine: EngineRef,
+    settings: Settings,
+    runner: NodeRunner,
+    screen: LiveScreen,
+    stop: Stop,
+    children: Children | None,
+) -> None:
+    from penstock.app.nodes import NodeFile, announced
+
+    node = runner.node
+    where = NodeFile(
+        node_id=node.node_id, address=node.address, pid=os.getpid(), model=node.config.model
+    )
+    pids = children.pids if children is not None else {}
+    text = node_banner(engine, settings, runner.url, node, pids)
+    screen.say(text, what="here", **facts_of(node, runner.url, pids))
+    if children is not None:
+        children.attach(node.mesh.join)
+    with announced(settings.data_dir / "pipes", where):
+        screen.show_status(partial(_status, node))
+        async with _watching(node, screen):
+            await stop.first_of(_first(runner.wait(), children))
+
+
+async def _first(waiting: Coroutine[Any, Any, None], children: Children | None) -> None:
+    """Until one of them fails."""
+    if children is None:
+        return await waiting
+    tasks = [asyncio.create_task(waiting), asyncio.create_task(children.wait())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def _watching(node: Node, screen: LiveScreen) -> AsyncIterator[None]:
+    """Tell of every change in the network, as this node sees it."""
+    reasons: dict[str, str] = {}
+    node.mesh.on_lost(reasons.__setitem__)
+
+    async def watch() -> None:
+        before = PipesView(nodes=tuple(n for n in _seen(node).nodes if n.node_id == node.node_id))
+        while True:
+            after = _seen(node)
+            for one in changes(before, after, reasons):
+                screen.tell(one)
+            reasons.clear()
+            before = after
+            await node.changed(_LOOK)
+            await asyncio.sleep(_SETTLE)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def _seen(node: Node) -> PipesView:
+    return view_of(node.mesh.table.live())
+
+
+def _status(node: Node, seconds: float) -> RenderableType | None:
+    own = next((one for one in _seen(node).nodes if one.node_id == node.node_id), None)
+    return node_status(own, seconds) if own is not None else None
+
+
+def _runner(
+    engine: EngineRef, settings: Settings, screen: LiveScreen, *, no_http: bool
+) -> NodeRunner:
+    from penstock.app.application import engine_address
+    from penstock.app.nodes import node_runner
+
+    if not engine.connect:
+        return node_runner(settings, screen.load, no_http=no_http)
+    join = engine_address(engine.connect, engine.data, engine.secret)
+    there = partial(engine_there, engine, str(join[0]))
+    return node_runner(settings, screen.load, no_http=no_http, join=join, engine_there=there)
+
+
+# -- what it says of itself --------------------------------------------------------
+
+
+def facts_of(node: Node, url: str, children: Mapping[str, int]) -> dict[str, Any]:
+    """For programs: who and where it is."""
+    return {
+        "node_id": node.node_id,
+        "address": node.address,
+        "model": node.config.model,
+        "end_model": node.config.end_model,
+        "url": url,
+        "pid": os.getpid(),
+        "children": dict(children),
+    }
+
+
+def node_banner(
+    engine: EngineRef, settings: Settings, url: str, node: Node, children: Mapping[str, int]
+) -> str:
+    """`children` are nodes that are processes of this one, by name."""
+    what = "origin" if node.config.end_model else "layer node"
+    facts = _facts(engine, settings, url, node)
+    if children:
+        facts.append(("children", ", ".join(f"{name} ({pid})" for name, pid in children.items())))
+    return banner(f"{what} {node.node_id}, process {os.getpid()}", facts)
+
+
+def _facts(engine: EngineRef, settings: Settings, url: str, node: Node) -> list[tuple[str, str]]:
+    record = node.record
+    model, here = node.config.model, view_of([record]).nodes[0]
+    layers = held(here, model) if record.segments else ""
+    auto = "as the network decides" if record.auto else ""
+    facts = [
+        ("model", f"{model}, {record.num_layers} layers, {node.config.source}"),
+        ("layers", ", ".join(filter(None, (layers, auto))) or "none"),
+        ("computes", _computes(here.segments[0].dtype if here.segments else "", record.threads)),
+        ("memory", f"{size(record.weights)} of weights, {size(record.cache_total)} for caches"),
+        ("listening", node.address + _reach(node.address)),
+    ]
+    if url:
+        facts += [("data", str(settings.data_dir)), ("http", f"{url} (OpenAI API: {url}/v1)")]
+    if node.config.end_model:
+        facts += [
+            ("talk", engine.command("chat")),
+            ("submit", engine.command(f"submit {PIPE_TOPICS}{model} --input '{{…}}'")),
+        ]
+    return [*facts, ("to join it", _joining(node)), ("key", _key_source(engine, settings))]
+
+
+def _computes(dtype: str, threads: int) -> str:
+    count = plural(threads, "thread")
+    return f"in {dtype}, {count}" if dtype else count
+
+
+def _reach(address: str) -> str:
+    if address.startswith(_LOOPBACK):
+        return " (for this machine only; see --listen)"
+    return ""
+
+
+def _joining(node: Node) -> str:
+    model = shlex.quote(node.config.model)
+    return f"penstock node start --model {model} --join {node.address} --network-key @FILE"
+
+
+def _key_source(engine: EngineRef, settings: Settings) -> str:
+    """Where FILE is made from; the key itself is never shown unasked."""
+    if settings.node.key.startswith("@"):
+        return f"FILE is a copy of {settings.node.key[1:]}"
+    if settings.node.key:
+        return "FILE has the key that this node was given"
+    return f"FILE has what '{engine.command('node key')}' prints here"

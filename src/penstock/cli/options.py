@@ -1,0 +1,289 @@
+"""What options are made of, and the options that commands share.
+
+The same option means the same everywhere: it is declared here once.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from penstock.cli.output import Form
+from penstock.core.errors import InvalidRequest
+from penstock.core.job import Priority, RetryPolicy
+from penstock.core.verdict import parse_rate, parse_size
+from penstock.lifecycles.canonical import JobState
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=msgspec.Struct)
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic in newer versions of click only
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)")
+
+
+_SHORT_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgKMG])|[bB])?")
+
+
+class _Parsed(ParamType):
+    """A parameter that a function reads; what the function refuses is a mistake of the caller."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value  # a default
+        try:
+            return self._parse(value.strip())
+        except ValueError as error:
+            self.fail(str(error), param)
+
+
+def _duration(text: str) -> float:
+    found = _DURATION.fullmatch(text)
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a duration; write 30, 500ms, 30s, 5m, 2h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _moment(text: str) -> float:
+    if text.startswith("+"):
+        return time.time() + _duration(text[1:])
+    try:
+        return dt.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is not a time; write +30s, or 2030-01-31T18:00:00Z"
+            " (without a zone it is your local time)"
+        ) from None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _size(text: str) -> int:
+    whole = text
+    if short := _SHORT_SIZE.fullmatch(text):  # as Docker writes it
+        whole = f"{short[1]}{short[2].upper()}iB" if short[2] else f"{short[1]}B"
+    try:
+        return parse_size(whole)
+    except ValueError:
+        problem = f"{text!r} is not a size; write 64m, 2g, 512MiB or a number of bytes"
+        raise ValueError(problem) from None
+
+
+DURATION, MOMENT = _Parsed("duration", _duration), _Parsed("moment", _moment)
+PAIR, RATE, SIZE = _Parsed("pair", _pair), _Parsed("rate", parse_rate), _Parsed("size", _size)
+STATE = click.Choice([state.value for state in JobState], case_sensitive=False)
+PRIORITY = click.Choice([priority.value for priority in Priority])
+
+as_json = click.option("--json", "json", is_flag=True, help="Print JSON.")
+as_lines = click.option("--json", "json", is_flag=True, help="Print JSON lines.")
+verbose = click.option("-v", "--verbose", is_flag=True, help="Log more.")
+sure = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+reason = click.option("--reason", default="", help="Why; kept in the history.")
+before = click.option("--before", type=int, metavar="SEQ", help="Older than this: the next page.")
+given_input = click.option(
+    "--input", "given", metavar="JSON|@FILE|-", help="The arguments, a JSON object."
+)
+wait_timeout = click.option(
+    "--wait-timeout", type=DURATION, help="Wait no longer than this; what runs goes on."
+)
+attached = click.option("--wait", is_flag=True, help="Wait for the end.")
+states = click.option(
+    "--state", "states", type=STATE, multiple=True, help="In this state; may be repeated."
+)
+
+
+def shown(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --json and -o, which become its argument `form`."""
+
+    @functools.wraps(command)
+    def with_form(*args: Any, json: bool, form: str, quiet: bool = False, **said: Any) -> Any:
+        chosen = Form.JSON if json else Form.NAME if quiet else Form(form)
+        return command(*args, form=chosen, **said)
+
+    option = click.option(
+        "-o",
+        "--format",
+        "form",
+        type=click.Choice([one.value for one in Form]),
+        default=Form.TABLE.value,
+        help="How to print it: a table, a wide one, names only, or JSON.",
+    )
+    return as_json(option(with_form))
+
+
+def listed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a list, which also has -q."""
+    return click.option("-q", "--quiet", is_flag=True, help="Names only, as -o name.")(
+        shown(command)
+    )
+
+
+def limited(default: int, most: int | None = None) -> Callable[[F], F]:
+    """The option --limit of a list."""
+    return click.option(
+        *("-n", "--limit"),
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=True,
+        help="Maximum number of results.",
+    )
+
+
+def started(default: bool | None) -> Callable[[F], F]:
+    """Whether a command that starts something waits for its end. Ctrl-C then cancels it."""
+    usual = "wait" if default else "detach"
+    return click.option(
+        "--wait/--detach",
+        " /-d",
+        "wait",
+        default=default,
+        help=f"Wait for the end, or leave it to the engine; the default is to {usual}.",
+    )
+
+
+def waits(default: str, sentence: str) -> Callable[[F], F]:
+    """The option --wait-timeout of a command that always waits."""
+    return click.option(
+        "--wait-timeout", type=DURATION, default=default, show_default=True, help=sentence
+    )
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one decorator."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def several(name: str, sentence: str) -> Callable[[F], F]:
+    """An option KEY=VALUE that may be given more than once."""
+    return click.option(name, type=PAIR, multiple=True, metavar="KEY=VALUE", help=sentence)
+
+
+serving = together(
+    click.option("--app", metavar="MODULE:APP", help="The application whose jobs to run."),
+    click.option(
+        *("--pipeline", "pipelines"),
+        multiple=True,
+        metavar="NAME",
+        help="A pipeline to serve as well, as MODULE:NAME; may be repeated.",
+    ),
+    click.option(
+        *("--containers", "containers__engine"),
+        metavar="ENGINE",
+        help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
+    ),
+    click.option(
+        *("--model", "models__serve"),
+        multiple=True,
+        metavar="NAME",
+        help="A language model to serve as well: its name, a file, or 'auto' for all that"
+        " 'penstock model list' shows; may be repeated.",
+    ),
+    click.option("--concurrency", type=int, metavar="N", help="How many jobs to run at once."),
+)
+"""The options that say which jobs a process runs. All but --app are named as their settings."""
+job_options = together(
+    click.option("--priority", type=PRIORITY, help="How urgent it is."),
+    several("--env", "Passed on to the job; may be repeated."),
+    several("--label", "Kept with the job; may be repeated."),
+    click.option("--timeout", type=DURATION, help="Maximum run time of one attempt."),
+    click.option("--retries", type=click.IntRange(0), help="Maximum number of retries."),
+    click.option("--idempotent/--not-idempotent", default=None, help="Whether it may run twice."),
+    click.option("--capability", help="What it is going to do, as safety rules know it."),
+    click.option(
+        "--risk-tag", "risk_tags", multiple=True, help="For safety rules; may be repeated."
+    ),
+    click.option("--cost", "estimated_cost", type=float, help="An estimate, for safety rules."),
+)
+"""The options of a job; `job_fields` makes sense of them."""
+
+
+def job_fields(said: dict[str, Any]) -> dict[str, Any]:
+    """Options as fields of a job, without those not given."""
+    renamed = {"workflow": "workflow_id", "step": "step_index", "label": "labels"}
+    fields = {
+        renamed.get(name, name): value for name, value in said.items() if value not in (None, ())
+    }
+    for name in ("env", "labels"):
+        if name in fields:
+            fields[name] = dict(fields[name])
+    if (retries := fields.pop("retries", None)) is not None:
+        fields["retry"] = RetryPolicy(retries=retries)
+    return fields
+
+
+def read_source(option: str, source: str) -> bytes:
+    """What an option's value means: itself, @FILE, or - for standard input."""
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if not source.startswith("@"):
+        return source.encode("utf-8", "surrogateescape")
+    try:
+        with open(source[1:], "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise click.BadParameter(
+            f"can't read {source[1:]}: {error.strerror}", param_hint=option
+        ) from error
+
+
+def read_object(option: str, text: bytes, where: str = "") -> dict[str, Any]:
+    """A JSON object: the arguments of a job by name."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{where}not valid JSON: {error}", param_hint=option) from error
+    except RecursionError:
+        raise click.BadParameter(f"{where}nested too deeply", param_hint=option) from None
+    if not isinstance(value, dict):
+        raise click.BadParameter(
+            f'{where}expected a JSON object, as {{"text": "hello"}}, got {_kind(value)}',
+            param_hint=option,
+        )
+    return value
+
+
+def read_lines(option: str, text: bytes) -> Iterator[dict[str, Any]]:
+    """A JSON object from each line that isn't empty."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield read_object(option, line, f"line {number}: ")
+
+
+def converted(values: Mapping[str, Any], kind: type[S]) -> S:
+    """A Struct with these values. Raises InvalidRequest, which names the field."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).replace("`", "").partition(" - at $")
+    raise InvalidRequest(where.strip("."), message[0].lower() + message[1:])
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,343 @@
+"""Everything that is printed: text, JSON for programs, tables and colours for people.
+
+Text may have been written by others: a job, a model, another user. Nothing in it may move the
+cursor, set the title, answer in our name or turn the order of characters around: then a failed job
+could look as if it had succeeded. So all printing goes through this module.
+
+Colour is for a terminal only, and NO_COLOR turns it off. A table fits the terminal; into a pipe it
+is written in full.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+import click
+
+from penstock.cli.formats import Number, Whole
+from penstock.dashboard.colours import COLOURS, LIKE
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.segment import Segment
+    from rich.text import Text
+
+    from penstock.core.job import Job
+
+T = TypeVar("T")
+Cell = Union[str, int, None, "Text"]
+Row = dict[str, Cell]
+"""A line of a table: cells by column. Numbers are aligned to the right."""
+
+# -- text --------------------------------------------------------------------------
+
+_DANGEROUS = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, with all that begins an escape sequence
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the direction of text
+    "\u2028\u2029"  # ends of lines that are not seen as such
+    "]"
+)
+
+
+def harmless(text: str) -> str:
+    """Without what would drive a terminal; tabs and ends of lines stay."""
+    return _DANGEROUS.sub("", text)
+
+
+def escaped(json: bytes) -> bytes:
+    """The same JSON, with escapes for such characters; JSON itself escapes only some of them."""
+    if json.isascii() and b"\x7f" not in json:
+        return json
+    return _DANGEROUS.sub(_escape, json.decode()).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    # Outside of strings, which have no bare one, \r is a blank.
+    return "\r" if found[0] == "\r" else f"\\u{ord(found[0]):04x}"
+
+
+def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print what we say, with whatever of others is in it."""
+    click.echo(harmless(text), nl=nl, err=err)  # noqa: TID251 (this is what all else uses)
+
+
+def echo_content(text: str, *, nl: bool = True, err: bool = False) -> None:
+    """Print what a job wrote: into a pipe as it is."""
+    stream = sys.stderr if err else sys.stdout
+    click.echo(harmless(text) if stream.isatty() else text, nl=nl, err=err)  # noqa: TID251
+
+
+def warn(message: str, *hints: str) -> None:
+    """One line on standard error, and below it what to do."""
+    echo("\n".join((f"penstock: {message}", *(f"  {hint}" for hint in hints if hint))), err=True)
+
+
+# -- JSON --------------------------------------------------------------------------
+
+
+def print_json(value: Any) -> None:
+    """One document; indented for a terminal."""
+    import msgspec
+
+    text = msgspec.json.encode(value, enc_hook=_plain)
+    if sys.stdout.isatty():
+        text = msgspec.json.format(text, indent=2)
+    print_bytes(escaped(text))
+
+
+def print_line(value: Any) -> None:
+    """One line of JSON lines, at once."""
+    import msgspec
+
+    print_bytes(escaped(msgspec.json.encode(value, enc_hook=_plain)))
+
+
+def _plain(value: Any) -> str:
+    """Cells of tables are strings of their own kinds."""
+    if isinstance(value, str):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def print_bytes(text: bytes) -> None:
+    whole = text if text.endswith(b"\n") else text + b"\n"
+    click.echo(whole, nl=False)  # noqa: TID251 (bytes)
+    sys.stdout.flush()
+
+
+def record(job: Job) -> dict[str, Any]:
+    """A job as its JSON: the record, with the id in front."""
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(job)
+    del fields["pages"]  # the engine's own business
+    return {"job_id": job.job_id, **fields}
+
+
+# -- tables ------------------------------------------------------------------------
+
+STYLES = {
+    **{
+        name.lower(): colour.terminal
+        for state, colour in COLOURS.items()
+        for name in (state.value, *LIKE[state])
+    },
+    "note": "yellow",
+    "failed to start": "red",
+}
+"""The colour of each state of anything."""
+WIDE = 110
+"""Columns from which a table shows more."""
+_UNBOUNDED = 10_000
+_GAP = 2
+_NARROWEST = 6
+
+
+class Wrapped(str):
+    """A cell that is wrapped where there is no room, rather than cut short."""
+
+    __slots__ = ()
+
+
+class Form(Enum):
+    """How a list or a thing is shown."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    NAME = "name"
+    JSON = "json"
+
+    @property
+    def is_table(self) -> bool:
+        return self in (Form.TABLE, Form.WIDE)
+
+    @property
+    def wide(self) -> bool:
+        return self is Form.WIDE or console().width >= WIDE
+
+
+def console(*, err: bool = False) -> Console:
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() else _UNBOUNDED
+    return _safe_console()(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+@cache
+def _safe_console() -> type[Console]:
+    """A Console that draws what it is given, and is driven by nothing in it.
+
+    Its own codes are made of styles and controls, later than this.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control is None:
+                    segment = Segment(harmless(segment.text), segment.style)
+                yield segment
+
+    return SafeConsole
+
+
+def emit(*parts: RenderableType) -> None:
+    """Print things one below the other, without blanks at the ends of lines."""
+    page = console()
+    with page.capture() as captured:
+        for part in parts:
+            page.print(part, soft_wrap=isinstance(part, str))
+    lines = captured.get().splitlines()
+    text = "\n".join(line.rstrip() for line in lines)
+    click.echo(text, color=True)  # noqa: TID251 (with the console's own codes)
+
+
+class Listing:
+    """A table without lines, drawn as wide as it is printed.
+
+    Its columns are those of the first row. When there is too little room, the longest cells are
+    cut short, or wrapped if they are Wrapped; numbers, states and other Whole cells never are.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Cell]], *, header: bool = True) -> None:
+        self._columns, self._header = list(rows[0]), header
+        self._rows = [[_cell(row[name]) for name in self._columns] for row in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        table.show_header = self._header
+        cells = list(zip(*self._rows, strict=True))
+        for index, width in enumerate(self._widths(options.max_width)):
+            wraps = any(isinstance(cell, Wrapped) for cell in cells[index])
+            table.add_column(
+                self._columns[index],
+                width=width,
+                no_wrap=not wraps,
+                overflow="fold" if wraps else "ellipsis",
+                justify="right" if _any(cells[index], Number) else "left",
+            )
+        for row in self._rows:
+            table.add_row(*row)
+        yield table
+
+    def _widths(self, room: int) -> list[int]:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        columns = list(zip(*self._rows, strict=True))
+        named = self._columns if self._header else [""] * len(columns)
+        widths = [
+            max(cell_len(name), *(cell_len(str(cell)) for cell in cells))
+            for name, cells in zip(named, columns, strict=True)
+        ]
+        flexible = [i for i, cells in enumerate(columns) if not _any(cells, (Whole, Text))]
+        room -= sum(widths) - sum(widths[i] for i in flexible) + _GAP * (len(widths) - 1)
+        for left, i in zip(
+            range(len(flexible), 0, -1), sorted(flexible, key=lambda i: widths[i]), strict=True
+        ):
+            widths[i] = min(widths[i], max(_NARROWEST, room // left))
+            room -= widths[i]
+        return widths
+
+
+def _cell(value: Cell) -> str | Text:
+    if value is None:
+        return ""
+    return Number(f"{value:,}") if isinstance(value, int) else value
+
+
+def _any(cells: Iterable[Any], kind: type | tuple[type, ...]) -> bool:
+    return any(isinstance(cell, kind) for cell in cells)
+
+
+def print_list(
+    form: Form,
+    found: Sequence[T],
+    row: Callable[[T], Mapping[str, Cell]],
+    *,
+    name: Callable[[T], str],
+    empty: str,
+    json: Callable[[T], Any] | None = None,
+    more: str = "",
+) -> None:
+    """Print a list in the form that was asked for; `empty` is said of one without entries, and
+    `more` is how to get the next page."""
+    if form is Form.JSON:
+        print_json([json(one) for one in found] if json else found)
+    elif form is Form.NAME:
+        echo("".join(f"{name(one)}\n" for one in found), nl=False)
+    elif not found:
+        echo(empty, err=True)
+    else:
+        emit(Listing([row(one) for one in found]))
+        if more:
+            echo(f"there may be more: {more}", err=True)
+
+
+def print_one(
+    form: Form, value: Any, name: str, page: Callable[[], Iterable[RenderableType]]
+) -> None:
+    """Print a thing in the form that was asked for."""
+    if form is Form.JSON:
+        print_json(value)
+    elif form is Form.NAME:
+        echo(name)
+    else:
+        emit(*page())
+
+
+def print_done(json: bool, value: Any, text: str) -> None:
+    """Print what came of an act: as JSON, or in words."""
+    print_json(value) if json else echo(text)
+
+
+def rich_text(*parts: str | Text | tuple[str, str], cut: bool = False) -> Text:
+    """Parts, each with its style if it has one; `cut`: in one line, whatever the room."""
+    from rich.text import Text
+
+    return Text.assemble(*parts, no_wrap=cut or None, overflow="ellipsis" if cut else None)
+
+
+def styled(state: str, text: str = "") -> Text:
+    """A state in its colour."""
+    from rich.text import Text
+
+    word = str(state)
+    return Text(text or word, STYLES.get(word.lower(), ""))
+
+
+def facts(pairs: Iterable[tuple[str, str | Text]]) -> Listing:
+    """Names and values one below the other, without those that have no value."""
+    rows: list[Row] = [
+        {
+            "": rich_text((f"  {name}", "dim")),
+            "value": Wrapped(value) if isinstance(value, str) else value,
+        }
+        for name, value in pairs
+        if value
+    ]
+    return Listing(rows or [{"": ""}], header=False)
+
+
+def row_facts(row: Row) -> Listing:
+    """A row of a table, its cells one below the other, without the first."""
+    return facts([(name.lower(), _cell(cell)) for name, cell in list(row.items())[1:]])
+
+
+def banner(title: str, facts: Iterable[tuple[str, str]], *more: str) -> str:
+    """What a server says of itself when it is ready."""
+    from penstock import __version__
+
+    lines = [f"penstock {__version__}, {title}"]
+    lines += [f"  {name:<10}  {value}" for name, value in facts if value]
+    return "\n".join([*lines, *more, "ready; Ctrl-C stops it"])

@@ -1,0 +1,247 @@
+"""`penstock schedule`: jobs submitted at the times of a cron expression."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import click
+
+from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.formats import Number, moment, span
+from penstock.cli.groups import Commands
+from penstock.cli.options import (
+    as_json,
+    given_input,
+    job_fields,
+    job_options,
+    listed,
+    read_object,
+    read_source,
+    shown,
+)
+from penstock.cli.output import Form, Row, facts, print_done, print_list, print_one, record
+from penstock.ports.engine_api import CatchUp, EngineApi, Schedule, ScheduleView
+
+CATCH_UP = click.Choice([one.value for one in CatchUp])
+tenanted = click.option("--tenant", default="default", help="Its tenant.")
+_AHEAD = 3
+"""How many of its next times to show."""
+
+
+@click.group(cls=Commands)
+def schedule() -> None:
+    """Create, list, show, change and delete schedules (cron)."""
+
+
+@schedule.command()
+@click.argument("name")
+@click.argument("cron")
+@click.argument("topic")
+@given_input
+@click.option("--timezone", default="UTC", show_default=True, help="As Europe/Berlin.")
+@click.option(
+    "--catch-up",
+    type=CATCH_UP,
+    default=CatchUp.LAST.value,
+    show_default=True,
+    help="What to do about times missed while no engine ran.",
+)
+@click.option(
+    "--no-overlap", is_flag=True, help="Skip a time while the previous job has not ended."
+)
+@click.option("--paused", is_flag=True, help="Create it paused.")
+@job_options
+@tenanted
+@as_json
+@on_engine
+def create(
+    engine: EngineRef,
+    /,
+    name: str,
+    cron: str,
+    topic: str,
+    given: str | None,
+    timezone: str,
+    catch_up: str,
+    no_overlap: bool,
+    paused: bool,
+    tenant: str,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Create or replace a schedule.
+
+    CRON is five fields, minute hour day month weekday ('30 7 * * mon-fri'), six with seconds
+    in front, or @hourly, @daily, @weekly, @monthly, @yearly.
+    """
+    payload = None if given is None else read_object("--input", read_source("--input", given))
+
+    async def make(api: EngineApi) -> ScheduleView:
+        from penstock.core.job import JobRequest
+        from penstock.workloads.function.options import checked
+
+        made = Schedule(
+            name=name,
+            cron=cron,
+            request=JobRequest(
+                job_id="",
+                topic=topic,
+                context_ptr=await _pointer(api, payload),
+                tenant=tenant,
+                **checked(job_fields(options)),
+            ),
+            timezone=timezone,
+            catch_up=CatchUp(catch_up),
+            overlap=not no_overlap,
+            tenant=tenant,
+            paused=paused,
+        )
+        return await api.schedules.put(made)
+
+    _tell(engine.ask(make), json)
+
+
+async def _pointer(api: EngineApi, payload: dict[str, Any] | None) -> str:
+    from penstock.app.client import encode_input
+
+    return "" if payload is None else await api.put_blob(encode_input(payload))
+
+
+def _tell(view: ScheduleView, json: bool) -> None:
+    print_done(json, view, f"{view.schedule.name} {_next(view, time.time())}")
+
+
+def _next(view: ScheduleView, now: float) -> str:
+    if view.schedule.paused:
+        return "is paused"
+    if view.next_at is None:
+        return "never fires"
+    return f"fires next {next(_ahead(view))} (in {span(view.next_at - now)})"
+
+
+@schedule.command("list")
+@listed
+@on_engine
+def list_schedules(engine: EngineRef, form: Form) -> None:
+    """List the schedules."""
+    found = engine.ask(lambda api: api.schedules.list())
+    tenants = {view.schedule.tenant for view in found} != {"default"}
+    now = time.time()
+    print_list(
+        form,
+        found,
+        lambda one: schedule_row(one, now, tenants=tenants),
+        name=lambda one: one.schedule.name,
+        empty="no schedules; create one with 'penstock schedule create NAME CRON TOPIC'",
+    )
+
+
+def schedule_row(view: ScheduleView, now: float, *, tenants: bool) -> Row:
+    known = view.schedule
+    next_at = "never" if view.next_at is None else span(view.next_at - now)
+    return {
+        "NAME": known.name,
+        **({"TENANT": known.tenant} if tenants else {}),
+        "CRON": known.cron,
+        "ZONE": known.timezone,
+        "TOPIC": known.request.topic,
+        "NEXT": Number("paused" if known.paused else next_at),
+        "LAST": None if view.last_at is None else span(max(0.0, now - view.last_at)),
+        "FIRED": view.fired,
+        "PROBLEM": view.problem,
+    }
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@shown
+@on_engine
+def show(engine: EngineRef, name: str, tenant: str, form: Form) -> None:
+    """Show a schedule, its next times and its last job."""
+    view = engine.ask(lambda api: api.schedules.get(name, tenant))
+    now = time.time()
+    print_one(form, view, name, lambda: [f"schedule {name}", facts(_facts(view, now))])
+
+
+def _facts(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:
+    known = view.schedule
+    yield "now", _next(view, now)
+    yield "cron", f"{known.cron}, {known.timezone}"
+    if view.next_at is not None:
+        yield "times", ", ".join(_ahead(view))
+    yield "topic", known.request.topic
+    yield "tenant", known.tenant
+    yield "missed", _MISSED[known.catch_up]
+    yield "overlap", "yes" if known.overlap else "no: a time is skipped while the previous job runs"
+    if view.last_at is not None:
+        yield "last", f"{moment(view.last_at, now)}, job {view.last_job_id}"
+    yield "fired", f"{view.fired:,} times, skipped {view.skipped:,}"
+    if view.problem:
+        yield "problem", view.problem
+
+
+_MISSED = {
+    CatchUp.SKIP: "skipped",
+    CatchUp.LAST: "only the last one is submitted",
+    CatchUp.ALL: "all of them are submitted",
+}
+
+
+def _ahead(view: ScheduleView) -> Iterator[str]:
+    """Its next times, in its time zone."""
+    from penstock.core.calendar import Calendar, zone
+
+    known = view.schedule
+    assert view.next_at is not None
+    for at in islice(Calendar(known.cron, known.timezone).after(view.next_at - 1), _AHEAD):
+        yield f"{datetime.fromtimestamp(at, zone(known.timezone)):%Y-%m-%d %H:%M:%S %Z}"
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@on_engine
+def pause(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+    """Pause a schedule.
+
+    Times that pass while it is paused are skipped.
+    """
+    _tell(engine.ask(lambda api: api.schedules.pause(name, tenant)), json)
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@on_engine
+def resume(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+    """Resume a paused schedule, from its next time on."""
+    _tell(engine.ask(lambda api: api.schedules.pause(name, tenant, paused=False)), json)
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@on_engine
+def fire(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+    """Submit its job now, in addition to its times; prints the id."""
+    job = engine.ask(lambda api: api.schedules.fire(name, tenant))
+    print_done(json, record(job), job.job_id)
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@on_engine
+def delete(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+    """Delete a schedule. Jobs that it submitted go on."""
+    engine.ask(lambda api: api.schedules.delete(name, tenant))
+    print_done(json, {"name": name, "deleted": True}, f"{name} deleted")

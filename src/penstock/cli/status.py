@@ -1,0 +1,270 @@
+"""`penstock status` and `penstock top`: the engine at a glance, once or live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import Struct
+
+from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.exits import Exit
+from penstock.cli.formats import plural, short_id, span
+from penstock.cli.job_list import JobRows, reasons
+from penstock.cli.live import redraw
+from penstock.cli.options import DURATION, as_json
+from penstock.cli.output import (
+    Listing,
+    Row,
+    console,
+    emit,
+    facts,
+    print_json,
+    record,
+    rich_text,
+    styled,
+)
+from penstock.cli.worker import worker_row
+from penstock.core.errors import NotRunning
+from penstock.core.job import Job, chain_of
+from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
+from penstock.ports.engine_api import EngineApi, EngineStatus, WorkerView
+from penstock.ports.store import JobQuery
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SHOWN = 8
+"""Groups of waiting jobs, and running jobs."""
+_WAITING = 50
+"""The oldest waiting jobs, which are looked at."""
+_WORKERS = 10
+
+# -- status ------------------------------------------------------------------------
+
+
+@click.command()
+@as_json
+@on_engine
+def status(engine: EngineRef, json: bool) -> int:
+    """Show whether the engine runs, its jobs and workers, and what needs a person.
+
+    The exit code is 8 if no engine runs.
+    """
+
+    async def look(api: EngineApi) -> tuple[EngineStatus, list[WorkerView], int]:
+        dead = len(await api.find(JobQuery(dead=True, limit=_MANY)))
+        return await api.status(), await api.workers(), dead
+
+    where = engine.connect or str(engine.settings().data_dir)
+    try:
+        found, workers, dead = engine.ask(look)
+    except NotRunning:
+        starting = engine.command("up --app MODULE:APP")
+        if json:
+            print_json({"running": False, "where": where})
+        else:
+            emit("engine  not running", facts([("data", where), ("start", starting)]))
+        return Exit.UNAVAILABLE
+    needs = list(_needs(engine, found, workers, dead))
+    if json:
+        view = {"running": True, "where": where, "engine": found, "workers": workers}
+        print_json({**view, "dead": dead, "needs": needs})
+        return Exit.OK
+    ready = sum(worker.status == "ready" for worker in workers)
+    emit(
+        rich_text("engine  ", ("running", "green"), f"  {found.version}, process {found.pid}"),
+        facts(
+            [
+                ("data", found.data_dir),
+                ("up", span(time.time() - found.started_at)),
+                ("durability", found.durability.value),
+                ("rules", found.rules),
+                ("workers", f"{len(workers)}: {ready} ready" if workers else "none"),
+                ("pools", ", ".join(f"{name} paused" for name in found.paused_pools)),
+            ]
+        ),
+        "",
+        _states(found),
+    )
+    if needs:
+        emit("", rich_text(("needs attention", "bold yellow")), *needs)
+    return Exit.OK
+
+
+_MANY = 1000
+
+
+def _needs(
+    engine: EngineRef, found: EngineStatus, workers: list[WorkerView], dead: int
+) -> Iterator[str]:
+    """What waits for a person, with the command for each."""
+    if found.awaiting_approval:
+        listing = engine.command("ps --awaiting-approval")
+        count = plural(found.awaiting_approval, "job")
+        yield f"  {count} awaiting approval: {listing}"
+    if dead:
+        count = f"more than {_MANY - 1:,} jobs" if dead == _MANY else plural(dead, "job")
+        yield f"  {count} failed or timed out, not retried: {engine.command('ps --dead')}"
+    if found.waiting and not workers:
+        starting = engine.command("worker start --app MODULE:APP")
+        yield f"  {plural(found.waiting, 'job')} waiting, and no worker: {starting}"
+    for name in found.paused_pools:
+        yield f"  pool {name} is paused: {engine.command(f'pool resume {name}')}"
+    for topic, why in found.paused_topics.items():
+        yield f"  {topic} is paused: {why}"
+    for worker in workers:
+        if worker.status == "missing":
+            yield f"  worker {worker.worker_id} is missing for {span(worker.silent_for)}"
+    if found.policy_problem:
+        yield f"  the current rule file was not accepted: {found.policy_problem}"
+
+
+# -- top ---------------------------------------------------------------------------
+
+
+class Glance(Struct, frozen=True):
+    """An engine at one moment."""
+
+    at: float
+    status: EngineStatus
+    workers: list[WorkerView]
+    running: list[Job]
+    """The jobs that workers have had for longest."""
+    waiting: list[Job]
+    """The oldest."""
+    why: dict[str, str]
+    """What those wait for or do, by id."""
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.status.tally.values())
+
+
+@click.command()
+@click.option("--interval", type=DURATION, default="1s", show_default=True, help="Between looks.")
+@click.option("--once", is_flag=True, help="Print it once, as it does into a pipe.")
+@as_json
+@on_engine
+def top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
+    """Watch the engine: jobs, rates, workers.
+
+    Ctrl-C ends it. With --json it prints one look.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        run(_top(engine, max(0.1, interval), once or not sys.stdout.isatty(), json))
+
+
+async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
+    glance: Glance | None = None
+
+    async def page() -> RenderableType:
+        nonlocal glance
+        before, glance = glance, await _look(api)
+        return _page(glance, before)
+
+    async with engine.api() as api:
+        if json:
+            print_json(_as_json(await _look(api)))
+        elif once:
+            emit(await page())
+        else:
+            await redraw(page, interval)
+
+
+async def _look(api: EngineApi) -> Glance:
+    waits = JobQuery(states=tuple(WAITING), oldest_first=True, limit=_WAITING)
+    status, workers, waiting, running = await asyncio.gather(
+        api.status(), api.workers(), api.find(waits), api.find(_RUNNING)
+    )
+    why = await reasons(api, waiting) | await reasons(api, running)
+    return Glance(time.time(), status, workers, running, waiting, why)
+
+
+_RUNNING = JobQuery(states=tuple(HELD), oldest_first=True, limit=_SHOWN)
+
+
+def _as_json(glance: Glance) -> dict[str, Any]:
+    waiting = [{**record(job), "why": glance.why[job.job_id]} for job in glance.waiting]
+    return {"status": glance.status, "workers": glance.workers, "waiting": waiting}
+
+
+def _page(glance: Glance, before: Glance | None) -> RenderableType:
+    from rich.console import Group
+
+    parts: list[RenderableType] = [_title(glance), "", _states(glance.status)]
+    parts += ["", _rates(glance, before)]
+    if running := glance.running:
+        wide = console().width >= 110
+        row = JobRows(running, _RUNNING, glance.why, wide=wide, title="RUNNING")
+        parts += ["", Listing([row(job) for job in running])]
+    if glance.waiting:
+        parts += ["", _waiting(glance)]
+    if glance.workers:
+        busiest = sorted(glance.workers, key=lambda worker: -worker.held)[:_WORKERS]
+        shown = ("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "TOPICS")
+        rows = [worker_row(worker) for worker in busiest]
+        parts += ["", Listing([{name: row[name] for name in shown} for row in rows])]
+    return Group(*parts)
+
+
+def _title(glance: Glance) -> RenderableType:
+    status = glance.status
+    return rich_text(
+        ("penstock", "bold"),
+        f" {status.version}  {status.data_dir}  durability {status.durability.value}"
+        f"  up {span(glance.at - status.started_at)}",
+        cut=True,
+    )
+
+
+def _states(status: EngineStatus) -> RenderableType:
+    from rich.columns import Columns
+
+    tally = status.tally
+    cells = [
+        rich_text(styled(state), f" {tally.get(state, 0):,}")
+        for state in JobState
+        if tally.get(state) or state not in TERMINAL
+    ]
+    return Columns(cells, padding=(0, 3))
+
+
+def _rates(glance: Glance, before: Glance | None) -> str:
+    status = glance.status
+    counts = f"waiting {status.waiting:,}   held {status.held:,}   ended {status.finished:,}"
+    if status.retried:
+        counts += f"   retried tries {status.retried:,}"
+    if before is None:
+        return counts
+    elapsed = max(0.001, glance.at - before.at)
+    taken_in = max(0, glance.accepted - before.accepted) / elapsed
+    ended = max(0, status.finished - before.status.finished) / elapsed
+    return f"{counts}   in {taken_in:,.0f}/s   out {ended:,.0f}/s"
+
+
+def _waiting(glance: Glance) -> RenderableType:
+    """One line for those that wait for the same: how many, or the id of a single one."""
+    groups: dict[tuple[JobState, str, str], list[Job]] = {}
+    for job in glance.waiting:
+        why = glance.why[job.job_id]
+        groups.setdefault((job.state, job.request.topic, why), []).append(job)
+    rows: list[Row] = []
+    for (state, topic, why), jobs in list(groups.items())[:_SHOWN]:
+        oldest = jobs[0]
+        one = short_id(chain_of(oldest.request))
+        rows.append(
+            {
+                "WAITING": one if len(jobs) == 1 else plural(len(jobs), "job"),
+                "STATE": styled(state),
+                "TOPIC": topic,
+                "SINCE": span(glance.at - oldest.accepted_at),
+                "WHY": why,
+            }
+        )
+    return Listing(rows)

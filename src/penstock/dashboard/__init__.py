@@ -1,0 +1,1 @@
+"""The web page: files that a browser is sent. It reads the same HTTP API as every other client."""

@@ -1,0 +1,67 @@
+// Jobs that run in containers, with what each used.
+
+import { get, part, pointed } from "../api.js";
+import { h } from "../dom.js";
+import { bytes, span } from "../format.js";
+import { badge, copyable, jobLink, link, runTime, section, since, table } from "../parts.js";
+
+const TOPIC = "job.container*";
+
+export default async function containers(ctx) {
+  let jobs, why;
+  const ends = new Map();
+  const images = new Map();
+
+  async function read() {
+    ({ jobs, why = {} } = await get("/v1/jobs", { topic: TOPIC, limit: 50, why: true }));
+    await Promise.all(jobs.filter((job) => !images.has(job.job_id)).map(async (job) => images.set(job.job_id, await imageOf(job))));
+    await Promise.all(jobs.filter((job) => job.finished_at && !ends.has(job.job_id)).map(async (job) => {
+      ends.set(job.job_id, job.state === "SUCCEEDED" ? await get(`/v1/jobs/${part(job.job_id)}/result`).catch(() => null) : null);
+    }));
+    ctx.update();
+  }
+
+  await read();
+  let changed = false;
+  ctx.resync = read;
+  ctx.follow({ job: () => (changed = true) }, { topic: TOPIC });
+  ctx.every(1, () => {
+    ctx.update();
+    const happened = changed;
+    changed = false;
+    return happened && read();
+  });
+  const workers = ctx.may("list_workers") ? (await get("/v1/workers")).workers.filter((worker) => worker.topics.some((topic) => topic.startsWith("job.container"))) : [];
+
+  return {
+    title: "Containers",
+    view: () => [
+      h("h1", { tabindex: -1 }, "Containers"),
+      section("Container jobs", { key: "jobs", aside: link(`/dashboard/jobs?topic=${encodeURIComponent(TOPIC)}`, null, "All") },
+        table(
+          [
+            ["State", (job) => badge(job.state)],
+            ["Job", (job) => jobLink(job.job_id)],
+            ["Image", (job) => h("code", null, images.get(job.job_id))],
+            ["Age", (job) => since(job.accepted_at), { class: "number" }],
+            ["Took", (job) => runTime(job), { class: "number" }],
+            ["Exit", (job) => ends.get(job.job_id)?.exit_code ?? "", { class: "number" }],
+            ["Memory", (job) => (ends.get(job.job_id)?.usage?.peak_memory_bytes ? bytes(ends.get(job.job_id).usage.peak_memory_bytes) : ""), { class: "number", about: "The most that it used." }],
+            ["CPU", (job) => (ends.get(job.job_id)?.usage?.cpu_seconds ? span(ends.get(job.job_id).usage.cpu_seconds) : ""), { class: "number" }],
+            ["Why", (job) => (job.finished_at ? (job.result?.error_message ?? "") : (why[job.job_id] ?? ""))],
+          ],
+          jobs, { key: (job) => job.job_id, label: "Container jobs", none: ["No container job yet. Run one: ", copyable("penstock container run IMAGE COMMAND")] })),
+      ctx.may("list_workers") ? section("Workers that run containers", { key: "workers" },
+        table([["Worker", (worker) => worker.worker_id], ["State", (worker) => badge(worker.status)], ["Running", (worker) => `${worker.held} of ${worker.slots}`, { class: "number" }], ["Where", (worker) => worker.host]],
+          workers, { key: (worker) => worker.worker_id, label: "Workers that run containers", none: ["None. Start an engine with containers: ", copyable("penstock up --containers auto")] })) : null,
+    ],
+  };
+}
+
+async function imageOf(job) {
+  try {
+    return JSON.parse((await pointed(job.request.context_ptr)).text).runtime.image ?? "";
+  } catch {
+    return "";
+  }
+}

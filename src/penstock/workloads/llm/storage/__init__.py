@@ -1,1 +1,0 @@
-"""Stores of OpenAI files and batches: a folder, and in memory."""

@@ -1,0 +1,162 @@
+"""An engine with jobs of every kind behind its web page, in a thread of its own.
+
+Language models, nodes and containers are fakes behind the real executors; all else is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.request import Request, urlopen
+
+from tests.support.browser.jobs import RULES, app
+from tests.support.fake_containers import FakeEngine, Say, Script
+from tests.support.fake_llm import FakeRunner
+
+from penstock.app.application import make_executors
+from penstock.app.client import Client
+from penstock.app.engine import Engine
+from penstock.app.portal import Portal
+from penstock.config import load
+from penstock.core.job import Job, JobRequest
+from penstock.core.pointer import encode_data
+from penstock.ports.clock import SystemClock
+from penstock.ports.engine_api import CatchUp, KeyRole, Limit, Schedule
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.executor import ContainerExecutor
+from penstock.workloads.llm.executor import LlmExecutor
+
+T = TypeVar("T")
+
+IMAGES = {
+    "hello:1": Script(says=(Say(b"hello from a container\n"),)),
+    "endless:1": Script(seconds=1e6),
+}
+
+
+class World:
+    """The engine, and what tests ask of it from outside its thread."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rules.toml").write_text(RULES)
+        flags = {
+            "data_dir": str(folder / "data"),
+            "rules": str(folder / "rules.toml"),
+            "durability": "memory",
+            "http__listen": "127.0.0.1:0",
+            **settings,
+        }
+        self.settings = load(flags=flags)
+        containers = ContainerExecutor(
+            WorkerConfig(jobs_dir=folder / "containers", disk_low_mb=0),
+            FakeEngine(SystemClock(), IMAGES),
+        )
+        models = LlmExecutor(FakeRunner(("parrot",), delay=0.05), ["parrot"])
+        executors = [*make_executors(app, self.settings), containers, models]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.engine = self.run(self._started(executors))
+        self.api = self.engine.api
+        self.url, self.token = self.engine.url, self.settings.token_file.read_text().strip()
+
+    async def _started(self, executors: list[Any]) -> Engine:
+        portal, engine = Portal(asyncio.get_running_loop()), Engine(self.settings, executors)
+        engine.on_open = lambda: app.bind(Client(engine.api, portal, app.functions))
+        await engine.start()
+        return engine
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 30.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def close(self) -> None:
+        self.run(self.engine.stop(0.0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    # -- what tests do ------------------------------------------------------------
+
+    def submit(self, topic: str, given: Any = None, **fields: Any) -> Job:
+        pointer = encode_data(json.dumps({} if given is None else given).encode())
+        request = JobRequest(job_id=fields.pop("job_id", ""), topic=topic, context_ptr=pointer)
+        (job,) = self.run(self.api.submit([_changed(request, fields)]))
+        return job
+
+    def wait(self, job: Job, timeout: float = 20.0) -> Job:
+        return self.run(self.api.wait(job.job_id, timeout))
+
+    def job(self, job_id: str) -> Job:
+        return self.run(self.api.get(job_id))
+
+    def key(self, name: str, *roles: KeyRole, tenant: str | None = None) -> str:
+        return self.run(self.api.keys.create(name, roles, tenant=tenant)).token
+
+    def link(self) -> str:
+        """A one-time sign-in link of the owner, as `penstock dashboard` prints it."""
+        return self.run(self.api.keys.create_link()).url
+
+    def get(self, path: str) -> Any:
+        request = Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})
+        with urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+
+def _changed(request: JobRequest, fields: dict[str, Any]) -> JobRequest:
+    from msgspec.structs import replace
+
+    return replace(request, **fields)
+
+
+@contextmanager
+def world(folder: Path, **settings: Any) -> Iterator[World]:
+    one = World(folder, **settings)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def fill(one: World) -> dict[str, Job]:
+    """A job of every kind and in every state; by name."""
+    jobs = {
+        "shout": one.submit("job.text.shout", {"text": "hello"}, labels={"team": "red"}),
+        "failed": one.submit("job.math.divide", {"a": 1, "b": 0}),
+        "denied": one.submit("job.shell.run", {"line": "rm -r /"}),
+        "mail": one.submit("job.mail.send", {"to": "ada@example.org"}),
+        "running": one.submit("job.slow.count", {"to": 5000, "pause": 0.2}),
+        "cancelled": one.submit("job.slow.count", {"to": 5000}),
+        "late": one.submit("job.slow.count", {"to": 5000}, timeout=0.3),
+        "delayed": one.submit("job.text.shout", {"text": "later"}, run_at=time.time() + 3600),
+        "picture": one.submit("job.picture.draw"),
+        "crawl": one.submit("job.site.crawl", {"pages": 6}),
+        "pipeline": one.submit("job.pipeline.shop"),
+        "container": one.submit("job.container.run", {"runtime": {"image": "hello:1"}}),
+        "endless": one.submit("job.container.run", {"runtime": {"image": "endless:1"}}),
+        "answer": one.submit(
+            "job.llm.parrot",
+            {"kind": "chat", "messages": [{"role": "user", "content": "say something"}]},
+        ),
+        "acme": one.submit("job.text.shout", {"text": "for acme"}, tenant="acme"),
+    }
+    one.run(one.api.cancel(jobs["cancelled"].job_id, reason="not needed any more"))
+    for name in ("shout", "failed", "denied", "late", "picture", "crawl", "pipeline", "container"):
+        jobs[name] = one.wait(jobs[name])
+    request = JobRequest(
+        job_id="", topic="job.text.shout", context_ptr=encode_data(b'{"text":"x"}')
+    )
+    one.run(
+        one.api.schedules.put(
+            Schedule(name="nightly", cron="0 3 * * *", request=request, catch_up=CatchUp.LAST)
+        )
+    )
+    one.run(one.api.limits.put(Limit(name="calm", topics=("job.slow.*",), concurrency=8)))
+    one.key("ada", KeyRole.SUBMIT, KeyRole.APPROVE)
+    return jobs

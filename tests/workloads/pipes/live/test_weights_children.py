@@ -1,0 +1,159 @@
+"""What a process that holds layers has in memory, and which files it opens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.support.pipes.files import small_tokenizer
+from tests.support.pipes.random_models import RandomSource, tiny
+
+from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.weights.described import layer_shapes
+from penstock.workloads.pipes.weights.prepared import prepare
+
+MIB = 1 << 20
+
+
+def run(script: str, *arguments: object) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+RESIDENT = """
+import json, sys
+from pathlib import Path
+import torch
+from penstock.workloads.pipes.weights.source import open_source
+
+def resident():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
+
+source = open_source(Path(sys.argv[1]))
+held, found = {}, [resident()]
+for upto in map(int, sys.argv[2:]):
+    for n in range(len(held), upto):
+        held[n] = source.layer(n)
+    found.append(resident())
+print(json.dumps(found))
+"""
+
+
+def larger(folder: Path) -> Path:
+    """Eight layers of 5 MiB, and ends of 64 MiB: what is read too much would be seen."""
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 1408,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 8,
+        "vocab_size": 1 << 15,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    shape = Shape.of(config)
+    tensors = {
+        f"model.layers.{n}.{name}": torch.zeros(size)
+        for n in range(8)
+        for name, size in layer_shapes(shape).items()
+    }
+    tensors |= {name: torch.zeros(1 << 15, 256) for name in ("model.embed_tokens", "lm_head")}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_resident_memory_grows_with_the_layers_of_a_folder_and_not_with_the_model(
+    tmp_path: Path,
+) -> None:
+    size = 4 * (4 * 256 * 256 + 3 * 256 * 1408 + 2 * 256)
+    _grows(larger(tmp_path / "m"), (1, 4, 8), size)
+
+
+def test_resident_memory_grows_with_the_layers_of_a_gguf_and_not_with_the_model(
+    model_file: Path,
+) -> None:
+    _grows(model_file, (1, 10, 30), 4 * 3_540_096)
+
+
+def _grows(path: Path, counts: tuple[int, ...], size: int) -> None:
+    before, *after = run(RESIDENT, path, *counts)
+    # What is needed to read any layer is needed once, and stays with the allocator.
+    assert after[0] - before < 2 * size + 4 * MIB
+    for count, found in zip(counts[1:], after[1:], strict=True):
+        assert found - after[0] == pytest.approx((count - 1) * size, rel=0.1, abs=size)
+
+
+GIVEN_BACK = """
+import json
+from pathlib import Path
+import torch
+from penstock.workloads.pipes.weights.memory import give_back
+
+def resident():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
+
+# Sizes that glibc takes from its heap: each second one stays, so that nothing at the end is free.
+pieces = [torch.ones(1 << 14) for _ in range(2000)]
+full = resident()
+del pieces[::2]
+held = resident()
+give_back()
+print(json.dumps([full, held, resident()]))
+"""
+
+
+def test_what_was_freed_between_things_that_stay_is_given_back() -> None:
+    full, held, after = run(GIVEN_BACK)
+    assert held > full - 10 * MIB  # or there is nothing to do for it
+    assert after < full - 50 * MIB
+
+
+OPENED = """
+import json, sys
+from pathlib import Path
+folder, opened = Path(sys.argv[1]), []
+
+def watch(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir", "mmap.__new__"):
+        opened.append(str(arguments[0]))
+
+sys.addaudithook(watch)
+from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.llm_model import LlmModel
+from penstock.workloads.pipes.weights.source import open_source
+
+model = LlmModel.load(open_source(folder), LayerRange(1, 3), "float32")
+inside = {Path(one).relative_to(folder) for one in opened if one.startswith(str(folder))}
+print(json.dumps([sorted(map(str, inside)), len(model.fingerprints), sorted(sys.modules)]))
+"""
+
+
+def test_a_layer_node_opens_its_layers_and_nothing_of_the_text(tmp_path: Path) -> None:
+    class Worded(RandomSource):
+        def tokenizer(self) -> Any:
+            return small_tokenizer()
+
+    prepare(Worded(tiny("llama")[0]), tmp_path / "m")
+    opened, layers, modules = run(OPENED, tmp_path / "m")
+    assert opened == [
+        "config.json",
+        "layers/001.safetensors",
+        "layers/002.safetensors",
+        "manifest.json",
+    ]
+    assert layers == 2
+    assert not {"transformers", "tokenizers", "safetensors"} & set(modules)

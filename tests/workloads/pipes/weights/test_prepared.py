@@ -1,0 +1,183 @@
+"""A prepared folder has the same model in files of their own, or is not there at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.pipes.files import change_json, small_tokenizer
+from tests.support.pipes.random_models import FAMILIES, RandomSource, tiny
+
+from penstock.workloads.llm.values import LlmCode, LlmFailure
+from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.weights.fingerprint import fingerprint
+from penstock.workloads.pipes.weights.prepared import PreparedSource, prepare
+from penstock.workloads.pipes.weights.source import Source, open_source
+from penstock.workloads.pipes.weights.tensor_file import TensorFile
+
+
+class Worded(RandomSource):
+    """A random model with words."""
+
+    def tokenizer(self) -> Any:
+        return small_tokenizer()
+
+
+def source_of(family: str = "llama") -> Source:
+    source = Worded(tiny(family)[0])
+    source.generation = {"temperature": 0.5, "eos_token_id": [2]}
+    return source
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    prepare(source_of(), tmp_path / "Tiny")
+    return tmp_path / "Tiny"
+
+
+def refused(folder: Path) -> LlmFailure:
+    with pytest.raises(LlmFailure) as caught:
+        open_source(folder).layer(0)
+    assert str(folder) in caught.value.message
+    return caught.value
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_the_same_after_it_was_prepared(family: str, tmp_path: Path) -> None:
+    original = source_of(family)
+    prepare(original, tmp_path / "m")
+    found = open_source(tmp_path / "m")
+    assert Shape.of(found.config) == Shape.of(original.config)
+    for n in range(5):
+        assert fingerprint(found.layer(n)) == fingerprint(original.layer(n))
+        assert found.layer_bytes(n) == original.layer_bytes(n)
+        assert found.layer_values(n) == original.layer_values(n)
+    assert fingerprint(found.ends()) == fingerprint(original.ends())
+    assert found.ends_bytes() == original.ends_bytes()
+    assert found.generation == original.generation
+    assert found.tokenizer()("w3 w4")["input_ids"] == [3, 4]
+
+
+def test_the_manifest_names_the_model_and_every_layer_with_its_fingerprint(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    original = source_of()
+    assert manifest["model"] == "Tiny"
+    assert manifest["num_layers"] == 5
+    assert [part["file"] for part in manifest["layers"]] == [
+        f"layers/{n:03}.safetensors" for n in range(5)
+    ]
+    for n, part in enumerate(manifest["layers"]):
+        assert part["fingerprint"] == fingerprint(original.layer(n))
+        assert part["bytes"] == original.layer_bytes(n)
+
+
+def test_precision_stays_as_it_is(tmp_path: Path) -> None:
+    model = tiny("llama")[0].to(torch.bfloat16)
+    prepare(Worded(model), tmp_path / "m")
+    assert open_source(tmp_path / "m").layer(0)["mlp.up_proj.weight"].dtype is torch.bfloat16
+
+
+def test_progress_is_told_for_each_part(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    prepare(source_of(), tmp_path / "m", lambda done, of: told.append((done, of)))
+    assert told == [(n, 6) for n in range(7)]
+
+
+def test_layers_are_read_without_the_ends_and_without_other_layers(folder: Path) -> None:
+    shutil.rmtree(folder / "ends")
+    for n in (0, 1, 3, 4):
+        (folder / f"layers/{n:03}.safetensors").unlink()
+    source = open_source(folder)
+    assert fingerprint(source.layer(2)) == fingerprint(source_of().layer(2))
+    assert source.layer_bytes(4) == source_of().layer_bytes(4)
+    for missing in (source.ends, lambda: source.layer(3)):
+        with pytest.raises(LlmFailure, match=r"MODEL_NOT_FOUND: .*copy it from where"):
+            missing()
+
+
+def test_nothing_of_the_text_lies_outside_of_ends(folder: Path) -> None:
+    outside = [file for file in folder.rglob("*") if file.is_file() and "ends" not in file.parts]
+    assert {file.parent.name for file in outside} == {"Tiny", "layers"}
+    for file in outside:
+        assert b"w95" not in file.read_bytes()
+    for n in range(5):
+        places = TensorFile(folder / f"layers/{n:03}.safetensors").places
+        assert places.keys() == source_of().layer(n).keys()
+
+
+class Failing(Worded):
+    def layer(self, n: int) -> Any:
+        if n == 3:
+            raise OSError(28, "No space left on device")
+        return super().layer(n)
+
+
+def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(LlmFailure, match=r"m can't be written: .*No space left"):
+        prepare(Failing(tiny("llama")[0]), tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
+    def interrupted(done: int, of: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source_of(), tmp_path / "m", interrupted)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_already_is_not_written_over(folder: Path) -> None:
+    before = (folder / "manifest.json").read_bytes()
+    with pytest.raises(LlmFailure, match="is there already"):
+        prepare(source_of("qwen3"), folder)
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+# -- refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "one"}'])
+def test_a_manifest_that_cant_be_read_is_refused(text: str, folder: Path) -> None:
+    (folder / "manifest.json").write_text(text)
+    assert refused(folder).code is LlmCode.MODEL_INVALID
+
+
+def test_another_format_is_refused_with_what_to_do(folder: Path) -> None:
+    change_json(folder / "manifest.json", format=2)
+    assert "prepare the model anew" in refused(folder).message
+
+
+def test_a_manifest_of_another_model_is_refused(folder: Path) -> None:
+    change_json(folder / "config.json", num_hidden_layers=4)
+    assert "different models" in refused(folder).message
+
+
+@pytest.mark.parametrize("file", ["../../etc/passwd", "/etc/passwd", "ends/ends.safetensors"])
+def test_a_manifest_cant_point_elsewhere(file: str, folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["layers"][0]["file"] = file
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "not a prepared model's" in refused(folder).message
+
+
+def test_a_layer_of_the_wrong_size_is_refused(folder: Path) -> None:
+    change_json(folder / "config.json", intermediate_size=64)
+    assert "not as its config says" in refused(folder).message
+
+
+def test_a_layer_that_is_cut_off_is_refused(folder: Path) -> None:
+    file = folder / "layers/000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    failure = refused(folder)
+    assert failure.code is LlmCode.MODEL_INVALID
+    assert "is cut off" in failure.message
+
+
+def test_it_is_known_by_its_manifest(folder: Path) -> None:
+    assert isinstance(open_source(folder), PreparedSource)
