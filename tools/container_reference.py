@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import cast
 
 from tools.http_reference import (
@@ -16,10 +15,9 @@ from tools.http_reference import (
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.server import TELLING, http_options, operations
-from penstock.api.container.views import ENDS, MAX_WAIT, REFUSALS, Presenter
+from penstock.api.container.views import MAX_WAIT
 from penstock.api.openapi import document
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.job import ErrorCode
 
 INTRODUCTION = """\
 # The HTTP API of a container worker
@@ -33,7 +31,7 @@ itself has this page at `/docs` and the OpenAPI 3.1 document at `/openapi.json`.
 - Unknown parameters of a query, and slashes at the end of a path, are ignored.
 - Every answer is JSON, those to mistakes too, but for `/docs`, `/metrics`, streams and downloads.
 - The protocol's endpoints, statuses, keys and the order of keys are kept; more keys follow them,
-  and may be added at any time. With `compat: strict` there are no others.
+  and may be added at any time.
 - Times are ISO 8601 in UTC with milliseconds. Offsets and sizes are in bytes.
 - An id in a path is escaped as one segment: `a/b` is `a%2Fb`.
 - `HEAD` works wherever `GET` does; `OPTIONS` is answered 204 everywhere.
@@ -72,28 +70,16 @@ those of the worker's settings `max_body_bytes` and `inputs.max_bytes`.
 |---|---|---|
 """
 
-STRICT = """\
-## `compat: strict`
-
-Answers have the protocol's keys only, and codes that the protocol does not have become the nearest
-one that it has, with the message kept.
-
-"""
-
 
 def page() -> str:
     # What the operations do is not asked for here, only what they are.
-    told = document(operations(cast("ContainerFacade", None), Presenter()), TELLING)
+    told = document(operations(cast("ContainerFacade", None)), TELLING)
     return "".join(
         [
             INTRODUCTION,
             LIMITS,
             *rows_of(_limits()),
             "\n",
-            STRICT,
-            *_codes("A refusal", REFUSALS),
-            *_codes("An end", ENDS),
-            "The exit code is kept; `NON_ZERO_EXIT` without one has 125, `DOCKER_ERROR` none.\n\n",
             *operations_of(told),
             "## Types\n\n",
             *types_of(told),
@@ -110,10 +96,3 @@ def _limits() -> list[Row]:
         ("requests that wait", f"{http.waiting_per_key:,}", "429"),
         ("time that a request waits", f"{MAX_WAIT:g} s", "what there is then"),
     ]
-
-
-def _codes(what: str, codes: Mapping[str, ErrorCode]) -> Iterator[str]:
-    yield f"| {what} | is told as |\n|---|---|\n"
-    for code, told in codes.items():
-        yield f"| `{ErrorCode(code).value}` | `{told.value}` |\n"
-    yield "\n"

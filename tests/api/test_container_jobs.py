@@ -15,12 +15,10 @@ from tests.support.api.container_house import (
     a_job,
     container_house,
 )
-from tests.support.rows import every
 from tests.support.waiting import soon
 
-from penstock.api.container.views import ENDS, REFUSALS, moment
+from penstock.api.container.views import moment
 from penstock.testing.aio import run_async
-from penstock.workloads.container.config import Compat
 from penstock.workloads.container.job import ErrorCode, JobError
 
 NINE = [
@@ -225,28 +223,28 @@ async def test_a_submission_that_can_not_wait_is_accepted_all_the_same() -> None
 
 @pytest.mark.seed("003", "2.10")
 @run_async
-async def test_a_record_has_the_protocols_nine_keys_first_and_to_the_byte_when_strict() -> None:
-    async with container_house(compat=Compat.STRICT) as house:
+async def test_a_record_begins_with_the_protocols_nine_keys_to_the_byte() -> None:
+    async with container_house() as house:
         await house.submit()
-        assert (await house.call("GET", "/jobs/job-1")).body == (
+        assert (await house.call("GET", "/jobs/job-1")).body.startswith(
             b'{"job_id":"job-1","state":"queued","created_at":"2023-11-14T22:13:20.123Z",'
             b'"started_at":null,"finished_at":null,"exit_code":null,"stdout":"","stderr":"",'
-            b'"error":null}'
+            b'"error":null,'
         )
         house.api.start("job-1")
         house.api.write("job-1", "stdout", 'grüße "1"\n'.encode())
-        assert (await house.call("GET", "/jobs/job-1")).body == (
+        assert (await house.call("GET", "/jobs/job-1")).body.startswith(
             b'{"job_id":"job-1","state":"running","created_at":"2023-11-14T22:13:20.123Z",'
             b'"started_at":"2023-11-14T22:13:21.123Z","finished_at":null,"exit_code":null,'
-            b'"stdout":"","stderr":"","error":null}'
+            b'"stdout":"","stderr":"","error":null,'
         )
         house.api.end("job-1", 3, JobError(ErrorCode.NON_ZERO_EXIT, "exit code 3"))
-        assert (await house.call("GET", "/jobs/job-1")).body == (
+        assert (await house.call("GET", "/jobs/job-1")).body.startswith(
             '{"job_id":"job-1","state":"failed","created_at":"2023-11-14T22:13:20.123Z",'
             '"started_at":"2023-11-14T22:13:21.123Z","finished_at":"2023-11-14T22:13:22.623Z",'
             '"exit_code":3,"stdout":"grüße \\"1\\"\\n","stderr":"",'
-            '"error":{"code":"NON_ZERO_EXIT","message":"exit code 3"}}'
-        ).encode()
+            '"error":{"code":"NON_ZERO_EXIT","message":"exit code 3"},'.encode()
+        )
 
 
 @run_async
@@ -288,74 +286,12 @@ async def test_a_timeout_is_marked_by_a_line_in_stderr() -> None:
         assert (told["exit_code"], told["error"]["code"]) == (None, "TIMEOUT")
 
 
-@pytest.mark.seed("003", "6.15")
-@every("code", [*ErrorCode])
-@run_async
-async def test_strict_says_every_end_in_the_protocols_codes(code: ErrorCode) -> None:
-    known = {"TIMEOUT", "DOCKER_ERROR", "NON_ZERO_EXIT", "CANCELLED"}
-    refusals = {*list(ErrorCode)[: list(ErrorCode).index(ErrorCode.TIMEOUT)]} - {
-        ErrorCode.INVALID_FIELD
-    }
-    if code in refusals:
-        assert REFUSALS.get(code, code) in {*_REFUSALS_OF_THE_PROTOCOL}
-        return
-    async with container_house(compat=Compat.STRICT) as house:
-        house.api.add("job")
-        house.api.start("job")
-        house.api.end("job", None, JobError(code, "it failed", "a.field"))
-        told = (await house.call("GET", "/jobs/job")).json
-        assert list(told) == NINE
-        assert told["error"] == {"code": ENDS.get(code, code), "message": "it failed"}
-        assert told["error"]["code"] in known
-        wanted = 125 if told["error"]["code"] == "NON_ZERO_EXIT" else None
-        assert told["exit_code"] == wanted
-
-
-_REFUSALS_OF_THE_PROTOCOL = (
-    "INVALID_BODY",
-    "UNSUPPORTED_PROTOCOL_VERSION",
-    "MISSING_JOB_ID",
-    "MISSING_RUNTIME",
-    "BAD_RUNTIME_MODE",
-    "RUNTIME_NOT_SUPPORTED",
-    "MISSING_IMAGE",
-    "IMAGE_NOT_ALLOWED",
-    "JOB_ID_ALREADY_EXISTS",
-    "RUNTIME_ERROR",
-)
-
-
-@run_async
-async def test_strict_keeps_the_exit_code_of_a_memory_kill() -> None:
-    async with container_house(compat=Compat.STRICT) as house:
-        house.api.add("job")
-        house.api.start("job")
-        house.api.end("job", 137, JobError(ErrorCode.OOM_KILLED, "over 256 MB"))
-        told = (await house.call("GET", "/jobs/job")).json
-        assert (told["exit_code"], told["error"]["code"]) == (137, "NON_ZERO_EXIT")
-
-
-@run_async
-async def test_strict_refusals_have_the_protocols_keys_and_codes_only() -> None:
-    async with container_house(MemoryFacade(most_queued=0), compat=Compat.STRICT) as house:
-        runtime = {"mode": "image", "image": "a", "limits": {"memory_mb": 1}}
-        answer = await house.call("POST", "/jobs", {**a_job(), "runtime": runtime})
-        assert answer.body == (
-            b'{"accepted":false,"job_id":"job-1","state":"rejected","error":{"code":'
-            b'"INVALID_BODY","message":"is less than 6"}}'
-        )
-        full = await house.call("POST", "/jobs", a_job())
-        assert (full.status, full.json["error"]["code"]) == (429, "RUNTIME_ERROR")
-        assert full.headers["Retry-After"] == "3"
-
-
 @run_async
 async def test_unknown_parameters_and_slashes_at_the_end_are_ignored() -> None:
-    for compat in Compat:
-        async with container_house(compat=compat) as house:
-            await house.submit()
-            for path in ("/info?_=1", "/health?_=1", "/jobs/job-1?_=1", "/info/", "/jobs/job-1/"):
-                assert (await house.call("GET", path)).status == 200, path
+    async with container_house() as house:
+        await house.submit()
+        for path in ("/info?_=1", "/health?_=1", "/jobs/job-1?_=1", "/info/", "/jobs/job-1/"):
+            assert (await house.call("GET", path)).status == 200, path
 
 
 @pytest.mark.parametrize("job_id", ["a/b c", "ä" * 50, "x" * 5000, "..", "a%2Fb", "?#&", "50%"])

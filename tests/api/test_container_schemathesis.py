@@ -30,11 +30,10 @@ from tests.support.api.container_house import (
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.server import TELLING, operations
-from penstock.api.container.views import Presenter
 from penstock.api.openapi import document
 
 schema = schemathesis.openapi.from_dict(
-    document(operations(cast("ContainerFacade", None), Presenter()), TELLING)
+    document(operations(cast("ContainerFacade", None)), TELLING)
 )
 CHECKS = [
     not_a_server_error,

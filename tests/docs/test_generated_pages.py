@@ -12,7 +12,6 @@ from tools import reference_pages
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.server import operations
-from penstock.api.container.views import Presenter
 from penstock.api.operations import OPERATIONS
 from penstock.cli.exits import Exit
 from penstock.cli.program import penstock as program
@@ -76,6 +75,6 @@ def test_every_operation_over_http_is_described() -> None:
 
 
 def test_every_operation_of_a_container_worker_is_described() -> None:
-    table = operations(cast("ContainerFacade", None), Presenter())
+    table = operations(cast("ContainerFacade", None))
     ours = {f"{one.method} {one.path}".replace("...}", "}") for one in table}
     assert ours - headings(page("container-http")) == set()

@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.workloads.container.config import BuildRules, Compat, ImageRules, WorkerConfig
+from penstock.workloads.container.config import BuildRules, ImageRules, WorkerConfig
 from penstock.workloads.container.job import Limits, Rejected
 from penstock.workloads.container.protocol.dockerfile import bases_of
 from penstock.workloads.container.protocol.image_rules import parse_reference
@@ -23,9 +23,7 @@ from penstock.workloads.container.protocol.submission import (
 
 CONFIGS = [
     WorkerConfig(build=BuildRules(enabled=True, bases=("*",))),
-    WorkerConfig(
-        compat=Compat.STRICT, images=ImageRules(allowed=("alpine:*",), root=("*",), network=("*",))
-    ),
+    WorkerConfig(images=ImageRules(allowed=("alpine:*",), root=("*",), network=("*",))),
 ]
 RUNTIMES = ("runc", "runsc")
 

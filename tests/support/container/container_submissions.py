@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.container.config import BuildRules, Compat, WorkerConfig
+from penstock.workloads.container.config import BuildRules, WorkerConfig
 from penstock.workloads.container.job import Rejected
 from penstock.workloads.container.protocol.submission import Accepted, read_job
 
 CONFIG = WorkerConfig()
-STRICT = WorkerConfig(compat=Compat.STRICT)
 BUILDING = WorkerConfig(build=BuildRules(enabled=True, bases=("scratch", "alpine:*")))
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

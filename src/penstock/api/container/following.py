@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from msgspec import Struct
 
 from penstock.api.container.facade import ContainerFacade
-from penstock.api.container.views import Presenter
 from penstock.api.stream import Pulse, cursor_of, heartbeat, named, opening
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.files.output import LogPage
@@ -52,14 +51,8 @@ class End(Struct, frozen=True):
 class Following:
     """One reader of one job."""
 
-    def __init__(
-        self,
-        facade: ContainerFacade,
-        presenter: Presenter,
-        job_id: str,
-        offsets: Mapping[Stream, int],
-    ) -> None:
-        self._facade, self._presenter, self._job_id = facade, presenter, job_id
+    def __init__(self, facade: ContainerFacade, job_id: str, offsets: Mapping[Stream, int]) -> None:
+        self._facade, self._job_id = facade, job_id
         self._offsets = dict(offsets)
         """Up to where each stream was told; negative: so many bytes before its end."""
         self._ended: set[Stream] = set()
@@ -126,7 +119,7 @@ class Following:
             return End(self._job_id, ContainerJobState.NOT_FOUND)
         if not record.is_final:
             return None
-        return End(self._job_id, record.state, *self._presenter.end(record))
+        return End(self._job_id, record.state, record.exit_code, record.error)
 
 
 def place_of(text: str) -> dict[Stream, int]:

@@ -14,13 +14,15 @@ from penstock.api.container.views import (
     Deleted,
     JobPage,
     JobRecord,
-    Presenter,
     Refusal,
     Wait,
     absent,
     answer,
     patience,
+    record_view,
+    refusal,
     retry_after,
+    summary_view,
 )
 from penstock.api.monitor import Closing
 from penstock.api.operation import Operation
@@ -74,8 +76,8 @@ class DeleteQuery(Struct, frozen=True):
 
 
 class Jobs:
-    def __init__(self, facade: ContainerFacade, presenter: Presenter) -> None:
-        self._facade, self._presenter = facade, presenter
+    def __init__(self, facade: ContainerFacade) -> None:
+        self._facade = facade
 
     # -- submitting ---------------------------------------------------------------
 
@@ -88,7 +90,7 @@ class Jobs:
             seconds = rejected.retry_after
             headers: Headers = () if seconds is None else (retry_after(seconds),)
             error, job_id = rejected.error, rejected.job_id
-            return self._presenter.refusal(error, job_id, rejected.status, headers)
+            return refusal(error, job_id, rejected.status, headers)
         except TooLarge as error:
             return self._refused(ErrorCode.INVALID_BODY, f"the body {error.problem}", 413)
         except InvalidRequest as error:
@@ -100,7 +102,7 @@ class Jobs:
             )
         record = await self._ended(call, receipt.job_id, wait) if wait > 0 else None
         if record is not None:
-            return answer(await self._presenter.record(self._facade, record))
+            return answer(await record_view(self._facade, record))
         return answer(Accepted(True, receipt.job_id, receipt.state), 202)
 
     async def _ended(self, call: Call, job_id: str, wait: float) -> ContainerRecord | None:
@@ -114,7 +116,7 @@ class Jobs:
     def _refused(
         self, code: ErrorCode, message: str, status: int, *, field: str = "", headers: Headers = ()
     ) -> Reply:
-        return self._presenter.refusal(JobError(code, message, field), None, status, headers)
+        return refusal(JobError(code, message, field), None, status, headers)
 
     # -- looking ------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class Jobs:
         found = await self._facade.find(query)
         page = found[: given.limit]
         following = cursor(_ORDER, page[-1].job.seq) if len(found) > given.limit else None
-        return answer({"jobs": [self._presenter.summary(one) for one in page], "next": following})
+        return answer({"jobs": [summary_view(one) for one in page], "next": following})
 
     async def get_job(self, call: Call) -> Reply:
         job_id, wait = call.params["job_id"], call.query(GetQuery).wait
@@ -141,7 +143,7 @@ class Jobs:
             record = await self._facade.get(job_id)
         if record is None:
             return absent(job_id)
-        return answer(await self._presenter.record(self._facade, record))
+        return answer(await record_view(self._facade, record))
 
     async def delete_job(self, call: Call) -> Reply:
         job_id, wait = call.params["job_id"], call.query(DeleteQuery).wait
@@ -191,8 +193,8 @@ def _label(text: str | None) -> tuple[str, str] | None:
     return key, value
 
 
-def operations(facade: ContainerFacade, presenter: Presenter) -> tuple[Operation, ...]:
-    these = Jobs(facade, presenter)
+def operations(facade: ContainerFacade) -> tuple[Operation, ...]:
+    these = Jobs(facade)
     return (
         Operation(
             "POST",

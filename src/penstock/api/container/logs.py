@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.following import ENDED, Following, place_of
-from penstock.api.container.views import Absent, Presenter, Wait, absent, answer, patience
+from penstock.api.container.views import Absent, Wait, absent, answer, patience
 from penstock.api.operation import Operation
 from penstock.api.reply import EVENT_STREAM, NO_STORE, NOTHING, AnyReply, StreamReply
 from penstock.core.errors import InvalidRequest
@@ -95,8 +95,8 @@ class Logs(Struct, frozen=True, kw_only=True):
 
 
 class LogReading:
-    def __init__(self, facade: ContainerFacade, presenter: Presenter) -> None:
-        self._facade, self._presenter = facade, presenter
+    def __init__(self, facade: ContainerFacade) -> None:
+        self._facade = facade
 
     async def get_logs(self, call: Call) -> AnyReply:
         query, job_id = call.query(LogQuery), call.params["job_id"]
@@ -199,7 +199,7 @@ class LogReading:
             return NOTHING  # by which a browser knows that there is no more
         if place:
             offsets |= {one: at for one, at in place_of(place).items() if one in offsets}
-        following = Following(self._facade, self._presenter, job_id, offsets)
+        following = Following(self._facade, job_id, offsets)
         frames = following.frames(call.services.options.heartbeat)
         return StreamReply(frames, EVENT_STREAM, counted=True)
 
@@ -208,8 +208,8 @@ def _wants_events(call: Call, query: LogQuery) -> bool:
     return query.follow is not None or "text/event-stream" in call.header(b"accept")
 
 
-def operations(facade: ContainerFacade, presenter: Presenter) -> tuple[Operation, ...]:
-    these = LogReading(facade, presenter)
+def operations(facade: ContainerFacade) -> tuple[Operation, ...]:
+    these = LogReading(facade)
     return (
         Operation(
             "GET",

@@ -13,7 +13,7 @@ from penstock.api.about import get_docs, get_openapi
 from penstock.api.application import ApiSpec, Authenticate, token_in
 from penstock.api.container import artifacts, jobs, logs, worker
 from penstock.api.container.facade import ContainerFacade
-from penstock.api.container.views import Failure, Presenter
+from penstock.api.container.views import Failure, problem_reply
 from penstock.api.cors import Cors
 from penstock.api.openapi import Telling, document
 from penstock.api.operation import Operation
@@ -24,7 +24,7 @@ from penstock.api.server import ApiServer
 from penstock.core.errors import NotAuthenticated
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import OWNER, Session
-from penstock.workloads.container.config import Compat, WorkerConfig, check_reach
+from penstock.workloads.container.config import WorkerConfig, check_reach
 
 ABOUT = """\
 A worker that runs jobs in containers. Where it has a token, everything but `/health` needs it: \
@@ -48,14 +48,12 @@ LIMITS = HttpOptions(max_streams_per_key=1500, max_waiting_per_key=4096)
 _SESSION = Session(OWNER)
 
 
-def operations(
-    facade: ContainerFacade, presenter: Presenter, *, public_info: bool = False
-) -> tuple[Operation, ...]:
+def operations(facade: ContainerFacade, *, public_info: bool = False) -> tuple[Operation, ...]:
     return (
-        *jobs.operations(facade, presenter),
-        *logs.operations(facade, presenter),
+        *jobs.operations(facade),
+        *logs.operations(facade),
         *artifacts.operations(facade),
-        *worker.operations(facade, presenter, public_info=public_info),
+        *worker.operations(facade, public_info=public_info),
         Operation(
             "GET",
             "/openapi.json",
@@ -102,8 +100,7 @@ def http_options(config: WorkerConfig, limits: HttpOptions = LIMITS) -> HttpOpti
 
 
 def api_spec(facade: ContainerFacade, config: WorkerConfig) -> ApiSpec:
-    presenter = Presenter(strict=config.compat is Compat.STRICT)
-    table = operations(facade, presenter, public_info=config.public_info)
+    table = operations(facade, public_info=config.public_info)
 
     @cache
     def openapi() -> bytes:
@@ -115,7 +112,7 @@ def api_spec(facade: ContainerFacade, config: WorkerConfig) -> ApiSpec:
 
     origins = frozenset(origin.lower().rstrip("/") for origin in config.cors)
     cors = Cors(origins, may_change=bool(config.token))
-    return ApiSpec(table, openapi, docs, problem=presenter.problems(), cors=cors)
+    return ApiSpec(table, openapi, docs, problem=problem_reply, cors=cors)
 
 
 def container_server(

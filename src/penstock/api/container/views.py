@@ -1,5 +1,4 @@
-"""What is answered about jobs: the protocol's keys first, in its order. With `compat: strict` there
-are no others, and codes that the protocol does not have become the nearest one that it has."""
+"""What is answered about jobs: the protocol's keys first, in its order, then more."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from penstock.api.container.facade import ContainerFacade, ContainerRecord
-from penstock.api.problems import CHALLENGE, ProblemReply, Refused, problem_of
+from penstock.api.problems import CHALLENGE, Refused, problem_of
 from penstock.api.reply import NO_STORE, Headers, Reply, encode
 from penstock.core.artifact import Artifact
 from penstock.core.errors import EngineUnavailable, Unavailable
@@ -22,49 +21,6 @@ HEADERS: Headers = ((b"content-type", b"application/json; charset=utf-8"), NO_ST
 MAX_WAIT = 300.0
 """Seconds that a request waits at most; to wait longer, ask again."""
 Wait = Annotated[float, Meta(ge=0, le=86_400)]
-
-LAST_KEYS = {
-    "WorkerInfo": "labels",
-    "WorkerHealth": "docker_disk_available_mb",
-    "JobRecord": "error",
-    "JobSummary": "error",
-}
-"""Up to where the keys of an answer are the protocol's."""
-
-ENDS: dict[str, ErrorCode] = {
-    ErrorCode.OOM_KILLED: ErrorCode.NON_ZERO_EXIT,
-    ErrorCode.IMAGE_NOT_FOUND: ErrorCode.NON_ZERO_EXIT,
-    ErrorCode.IMAGE_PULL_FAILED: ErrorCode.NON_ZERO_EXIT,
-    ErrorCode.COMMAND_NOT_FOUND: ErrorCode.NON_ZERO_EXIT,
-    ErrorCode.COMMAND_NOT_RUNNABLE: ErrorCode.NON_ZERO_EXIT,
-    ErrorCode.ENGINE_ERROR: ErrorCode.NON_ZERO_EXIT,
-    ErrorCode.OUTPUT_LIMIT: ErrorCode.NON_ZERO_EXIT,
-    ErrorCode.ENGINE_UNAVAILABLE: ErrorCode.DOCKER_ERROR,
-    ErrorCode.INPUT_UNAVAILABLE: ErrorCode.DOCKER_ERROR,
-    ErrorCode.INVALID_FIELD: ErrorCode.DOCKER_ERROR,
-    ErrorCode.WORKER_RESTARTED: ErrorCode.DOCKER_ERROR,
-    ErrorCode.WORKER_LOST: ErrorCode.DOCKER_ERROR,
-    ErrorCode.RUNTIME_ERROR: ErrorCode.DOCKER_ERROR,
-    ErrorCode.RUNTIME_NOT_SUPPORTED: ErrorCode.DOCKER_ERROR,
-    ErrorCode.BUILD_FAILED: ErrorCode.DOCKER_ERROR,
-}
-"""How a job failed. The protocol's worker saw only its client's exit code, and called every one
-but 0 NON_ZERO_EXIT; DOCKER_ERROR is a client that could not do its work, and has no exit code."""
-
-REFUSALS: dict[str, ErrorCode] = {
-    ErrorCode.INVALID_FIELD: ErrorCode.INVALID_BODY,
-    ErrorCode.INVALID_JOB_ID: ErrorCode.MISSING_JOB_ID,
-    ErrorCode.INVALID_IMAGE: ErrorCode.MISSING_IMAGE,
-    ErrorCode.NOT_ALLOWED: ErrorCode.INVALID_BODY,
-    ErrorCode.IDEMPOTENCY_KEY_REUSED: ErrorCode.JOB_ID_ALREADY_EXISTS,
-    ErrorCode.QUEUE_FULL: ErrorCode.RUNTIME_ERROR,
-    ErrorCode.DRAINING: ErrorCode.RUNTIME_ERROR,
-    ErrorCode.DISK_LOW: ErrorCode.RUNTIME_ERROR,
-}
-"""Why a submission was refused; its status says the rest."""
-
-_ENGINE_ERROR_CODE = 125
-"""The exit code of a container that could not be made, where its end has none."""
 
 
 class Accepted(Struct, frozen=True):
@@ -180,106 +136,69 @@ class Failure(Struct, frozen=True):
     error: Problem
 
 
-class Presenter:
-    """Answers in full, or (`compat: strict`) with the protocol's keys and codes only."""
+async def record_view(facade: ContainerFacade, record: ContainerRecord) -> JobRecord:
+    result, (stdout, stderr) = record.result, map(record.count, Stream)
+    return JobRecord(
+        **_facts(record),
+        stdout=result.stdout if result is not None else "",
+        stderr=(result.stderr if result is not None else "") + _marker(record),
+        image_id=result.image_id if result is not None else "",
+        waiting_for=await facade.waits_for(record),
+        stdout_bytes=stdout.bytes,
+        stdout_truncated=stdout.truncated,
+        stdout_gap=stdout.gap,
+        stderr_bytes=stderr.bytes,
+        stderr_truncated=stderr.truncated,
+        stderr_gap=stderr.gap,
+        artifacts=views_of(record.artifacts),
+        skipped=result.skipped if result is not None else (),
+    )
 
-    def __init__(self, *, strict: bool = False) -> None:
-        self.strict = strict
 
-    async def record(self, facade: ContainerFacade, record: ContainerRecord) -> Any:
-        result, (stdout, stderr) = record.result, map(record.count, Stream)
-        told = JobRecord(
-            **self._facts(record),
-            stdout=result.stdout if result is not None else "",
-            stderr=(result.stderr if result is not None else "") + _marker(record),
-            image_id=result.image_id if result is not None else "",
-            waiting_for="" if self.strict else await facade.waits_for(record),
-            stdout_bytes=stdout.bytes,
-            stdout_truncated=stdout.truncated,
-            stdout_gap=stdout.gap,
-            stderr_bytes=stderr.bytes,
-            stderr_truncated=stderr.truncated,
-            stderr_gap=stderr.gap,
-            artifacts=views_of(record.artifacts),
-            skipped=result.skipped if result is not None else (),
-        )
-        return self.chosen(told)
+def summary_view(record: ContainerRecord) -> JobSummary:
+    return JobSummary(**_facts(record))
 
-    def summary(self, record: ContainerRecord) -> Any:
-        return self.chosen(JobSummary(**self._facts(record)))
 
-    def _facts(self, record: ContainerRecord) -> dict[str, Any]:
-        exit_code, error = self.end(record)
-        job = record.job
-        return {
-            "job_id": record.job_id,
-            "state": record.state,
-            "created_at": moment(job.accepted_at),
-            "started_at": moment(job.started_at),
-            "finished_at": moment(job.finished_at),
-            "exit_code": exit_code,
-            "error": error,
-            "priority": record.priority,
-            "labels": record.labels,
-            "image": record.image,
-            "usage": record.result.usage if record.result is not None else Usage(),
-        }
+def _facts(record: ContainerRecord) -> dict[str, Any]:
+    job = record.job
+    return {
+        "job_id": record.job_id,
+        "state": record.state,
+        "created_at": moment(job.accepted_at),
+        "started_at": moment(job.started_at),
+        "finished_at": moment(job.finished_at),
+        "exit_code": record.exit_code,
+        "error": record.error,
+        "priority": record.priority,
+        "labels": record.labels,
+        "image": record.image,
+        "usage": record.result.usage if record.result is not None else Usage(),
+    }
 
-    def end(self, record: ContainerRecord) -> tuple[int | None, JobError | None]:
-        """The exit code and the error of a record."""
-        error, exit_code = record.error, record.exit_code
-        if error is None or not self.strict:
-            return exit_code, error
-        code = ENDS.get(error.code, error.code)
-        if code == ErrorCode.DOCKER_ERROR:
-            exit_code = None
-        elif code == ErrorCode.NON_ZERO_EXIT and exit_code is None:
-            exit_code = _ENGINE_ERROR_CODE
-        return exit_code, JobError(code, error.message)
 
-    def refusal(
-        self, error: JobError, job_id: Any, status: int = 400, headers: Headers = ()
-    ) -> Reply:
-        """The answer to a submission that is refused."""
-        if self.strict:
-            error = JobError(REFUSALS.get(error.code, error.code), error.message)
-        try:
-            return answer(
-                Refusal(False, job_id, ContainerJobState.REJECTED, error), status, headers
-            )
-        except (TypeError, ValueError, OverflowError):  # an id that JSON can't even repeat
-            return answer(Refusal(False, None, ContainerJobState.REJECTED, error), status, headers)
+def refusal(error: JobError, job_id: Any, status: int = 400, headers: Headers = ()) -> Reply:
+    """The answer to a submission that is refused."""
+    try:
+        return answer(Refusal(False, job_id, ContainerJobState.REJECTED, error), status, headers)
+    except (TypeError, ValueError, OverflowError):  # an id that JSON can't even repeat
+        return answer(Refusal(False, None, ContainerJobState.REJECTED, error), status, headers)
 
-    def chosen(self, told: Struct) -> Struct | dict[str, Any]:
-        """All of it, or the protocol's keys."""
-        if not self.strict:
-            return told
-        keys = told.__struct_fields__
-        last = keys.index(LAST_KEYS[type(told).__name__])
-        return {key: getattr(told, key) for key in keys[: last + 1]}
 
-    def problems(self) -> ProblemReply:
-        """Errors as JSON: never a page, never a trace."""
-
-        def reply(error: BaseException) -> Reply:
-            found = problem_of(error)
-            # A value that is wrong has one status in the protocol.
-            status = 400 if found.status == 422 else found.status
-            code = ErrorCode.INVALID_FIELD if found.status == 422 else found.code
-            if isinstance(error, EngineUnavailable):  # here an engine is one that runs containers
-                code = Unavailable.code
-            hint = found.hint.replace("http.allowed_hosts", "hosts")
-            told = Problem(code, found.detail, found.field, hint)
-            if self.strict:
-                told = Problem(code, found.detail)
-            headers = [*error.headers] if isinstance(error, Refused) else []
-            if found.retry_after is not None:
-                headers.append(retry_after(found.retry_after))
-            if status == 401:
-                headers.append(CHALLENGE)
-            return answer(Failure(told), status, headers)
-
-        return reply
+def problem_reply(error: BaseException) -> Reply:
+    """An error as JSON: never a page, never a trace."""
+    found = problem_of(error)
+    # A value that is wrong has one status in the protocol.
+    status = 400 if found.status == 422 else found.status
+    code = ErrorCode.INVALID_FIELD if found.status == 422 else found.code
+    if isinstance(error, EngineUnavailable):  # here an engine is one that runs containers
+        code = Unavailable.code
+    hint = found.hint.replace("http.allowed_hosts", "hosts")
+    headers = [*error.headers] if isinstance(error, Refused) else []
+    if found.retry_after is not None:
+        headers.append(retry_after(found.retry_after))
+    if status == 401:
+        headers.append(CHALLENGE)
+    return answer(Failure(Problem(code, found.detail, found.field, hint)), status, headers)
 
 
 def answer(value: Any, status: int = 200, headers: Headers = ()) -> Reply:

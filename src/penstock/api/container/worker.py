@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from penstock.api.container.facade import ContainerFacade, WorkerHealth, WorkerInfo
-from penstock.api.container.views import Presenter, answer
+from penstock.api.container.views import answer
 from penstock.api.operation import ANY, PUBLIC, Operation
 from penstock.api.reply import NO_STORE, Reply
 
@@ -27,17 +27,17 @@ class Drain(Struct, frozen=True):
 
 
 class AboutWorker:
-    def __init__(self, facade: ContainerFacade, presenter: Presenter) -> None:
-        self._facade, self._presenter = facade, presenter
+    def __init__(self, facade: ContainerFacade) -> None:
+        self._facade = facade
 
     async def get_info(self, call: Call) -> Reply:
-        return answer(self._presenter.chosen(await self._facade.info()))
+        return answer(await self._facade.info())
 
     async def get_health(self, call: Call) -> Reply:
         strict = call.query(HealthQuery).strict
         health = await self._facade.health()
         status = 503 if strict and health.status != "ok" else 200
-        return answer(self._presenter.chosen(health), status)
+        return answer(health, status)
 
     async def drain(self, call: Call) -> Reply:
         self._facade.drain(True)
@@ -53,10 +53,8 @@ class AboutWorker:
         return Reply(figures.text(), headers=_PROMETHEUS)
 
 
-def operations(
-    facade: ContainerFacade, presenter: Presenter, *, public_info: bool = False
-) -> tuple[Operation, ...]:
-    these = AboutWorker(facade, presenter)
+def operations(facade: ContainerFacade, *, public_info: bool = False) -> tuple[Operation, ...]:
+    these = AboutWorker(facade)
     return (
         Operation(
             "GET",

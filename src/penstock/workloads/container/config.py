@@ -44,12 +44,6 @@ class OnRestart(StrEnum):
     END = "end"
 
 
-class Compat(StrEnum):
-    NORMAL = "normal"
-    STRICT = "strict"
-    """Only the protocol's own keys and codes are answered."""
-
-
 class ImageRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What jobs may run."""
 
@@ -213,8 +207,6 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     means never."""
     disk_low_mb: Annotated[float, Meta(ge=0)] = 512
     """Free space below which no job is taken."""
-    compat: Compat = Compat.NORMAL
-    """`strict` answers only the protocol's own keys and codes."""
 
 
 # -- reading ----------------------------------------------------------------------------------

@@ -63,8 +63,6 @@ class ErrorCode(StrEnum):
     """Its worker is gone, and none on the same machine came back in time."""
     RUNTIME_ERROR = "RUNTIME_ERROR"
     """Something in the worker itself went wrong."""
-    DOCKER_ERROR = "DOCKER_ERROR"
-    """Only with `compat: strict`: what the protocol calls an engine that can't be reached."""
 
 
 class Mode(StrEnum):

@@ -23,7 +23,7 @@ from msgspec import Struct
 from penstock.core.check import MAX_POINTER
 from penstock.core.errors import PenstockError, did_you_mean
 from penstock.core.pointer import decode_data, scheme_of
-from penstock.workloads.container.config import Compat, InputRules, WorkerConfig
+from penstock.workloads.container.config import InputRules, WorkerConfig
 from penstock.workloads.container.engine import BRIDGE, NO_NETWORK, Gpus
 from penstock.workloads.container.job import (
     INPUT_FOLDER,
@@ -69,7 +69,7 @@ from penstock.workloads.container.protocol.schema import (
     Word,
 )
 
-MAX_COMPAT_ID = 200
+MAX_JOB_ID = 200
 DOCKERFILE = "Dockerfile"
 ARCHIVES = ("tar", "zip")
 MAX_CMD_BYTES = 128 << 10
@@ -78,8 +78,7 @@ MAX_ENV_BYTES = 32_000
 PREFIX = "PENSTOCK_"
 """Of the variables that the worker itself sets."""
 
-_JOB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
-_COMPAT_ID = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_COMPAT_ID}}}")
+_JOB_ID = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_JOB_ID}}}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _USER = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
@@ -213,11 +212,8 @@ class _Check:
     def _id(self, value: Any) -> str:
         if not isinstance(value, str) or not value:
             raise _Refused(ErrorCode.MISSING_JOB_ID, "job_id: must be a non-empty string")
-        if self._config.compat is Compat.STRICT:
-            grammar, rule = _COMPAT_ID, f"1 to {MAX_COMPAT_ID} characters, no control characters"
-        else:
-            grammar, rule = _JOB_ID, "1 to 128 of A-Z a-z 0-9 . _ -, not a dot or a dash first"
-        if not grammar.fullmatch(value):
+        if not _JOB_ID.fullmatch(value):
+            rule = f"1 to {MAX_JOB_ID} characters, no control characters"
             message = f"job_id: invalid value {_shown(value)} ({rule})"
             raise _Refused(ErrorCode.INVALID_JOB_ID, message, "job_id")
         return value
