@@ -118,7 +118,7 @@ def assemble(
         max_rows=settings.limits.max_checkpoint_rows,
         max_bytes=settings.limits.max_checkpoint_bytes,
     )
-    batch_executor = BatchExecutor(_batch_options(settings, open_jobs))
+    batch_executor = BatchExecutor(_batch_options(settings, open_jobs, clock))
     checks = {topic: one.check for one in (*executors, batch_executor) for topic in one.topics}
     open_jobs.learn(batch_executor.topics, batch_executor.topic_defaults)
     gateway = Gateway(
@@ -270,14 +270,14 @@ def open_blobs(settings: Settings) -> FileBlobs:
     )
 
 
-def _batch_options(settings: Settings, open_jobs: OpenJobs) -> BatchOptions:
+def _batch_options(settings: Settings, open_jobs: OpenJobs, clock: Clock) -> BatchOptions:
     refuses = settings.unknown_topics is UnknownTopics.REFUSE
     return BatchOptions(
         batch_format=OpenAiBatchFormat(partial(_topic_for, open_jobs)),
         knows=lambda topic: not refuses or open_jobs.knows(topic),
         room=settings.openai.max_batch_jobs,
         longest=settings.limits.max_input,
-        grace=settings.timeouts.lease,
+        settled_at=clock.now() + settings.timeouts.lease,
     )
 
 

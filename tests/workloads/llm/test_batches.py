@@ -194,12 +194,22 @@ _BAD: dict[str, tuple[bytes, str, str]] = {
         "invalid_request",
         "stream",
     ),
-    "no such model": (
-        encoded(a_line(9, body={**a_line()["body"], "model": "nobody"})),
-        "unknown_topic",
-        "body.model",
-    ),
 }
+
+
+@pytest.mark.parametrize("model", ["nobody", "no/such model!"])
+@run_async
+async def test_a_line_whose_model_does_not_exist_fails_alone(tmp_path: Path, model: str) -> None:
+    async with house(tmp_path) as home:
+        unknown = a_line(2, body={**a_line()["body"], "model": model})
+        batch = await home.ended(await home.create(a_line(1), unknown, a_line(3)))
+        assert batch.status is BatchStatus.COMPLETED
+        counts = batch.request_counts
+        assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+        (failed,) = await home.lines(batch.error_file_id)
+        assert (failed["custom_id"], failed["response"]["status_code"]) == ("line-2", 404)
+        assert failed["response"]["body"]["error"]["code"] == "model_not_found"
+        assert failed["response"]["body"]["error"]["param"] == "model"
 
 
 @pytest.mark.parametrize("kind", list(_BAD))
@@ -294,8 +304,8 @@ async def test_a_cancelled_batch_ends_with_what_was_done(tmp_path: Path) -> None
             await home.lines(batch.output_file_id),
             await home.lines(batch.error_file_id),
         )
-        assert (len(done), len(rest)) == (counts.completed, counts.failed)
-        assert counts.completed + counts.failed == counts.total == 1000
+        assert (len(done), len(done) + len(rest)) == (counts.completed, 1000)
+        assert (counts.total, counts.failed) == (1000, 0)  # what did not run did not fail
         assert counts.completed >= 20
         assert {line["error"]["code"] for line in rest} == {"batch_cancelled"}
         assert home.engine.open_jobs.waiting() == 0

@@ -11,7 +11,7 @@ from penstock.api.openai.errors import ModelNotFound, OpenAiError, tell
 from penstock.api.openai.images import refuse_urls
 from penstock.api.openai.requests import Generating, read_request
 from penstock.api.reply import encode
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.errors import InvalidRequest, PenstockError, UnknownTopic
 from penstock.core.job import Job
 from penstock.workloads.llm.batches import LineRequest
 from penstock.workloads.llm.values import is_model_name, topic_of
@@ -47,5 +47,7 @@ class OpenAiBatchFormat:
         return encode(table.whole(asked, origin, decoder(table.result).decode(result)))
 
     def refuse(self, error: PenstockError) -> tuple[int, bytes]:
+        if isinstance(error, UnknownTopic):
+            error = ModelNotFound(error.problem)
         refusal = tell(error)
         return refusal.status, encode(OpenAiError(refusal.fault))

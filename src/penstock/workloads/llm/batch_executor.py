@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +59,7 @@ from penstock.workloads.llm.batches import (
     StoredFile,
     read_batch,
 )
+from penstock.workloads.llm.values import model_of
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +95,9 @@ class BatchOptions:
     """Jobs of one batch that may be unfinished at a time."""
     longest: int = 64 << 20
     """Bytes that a line may have."""
-    grace: float = 10.0
-    """Seconds in which the workers of a model may come back before it counts as unknown."""
+    settled_at: float = 0.0
+    """When a model without workers counts as unknown: those of an earlier engine need some
+    seconds to come back."""
 
 
 class BatchExecutor:
@@ -272,13 +274,17 @@ class BatchRun:
 
     async def _validate(self) -> None:
         check = await self._check_lines()
-        errors, now = check.conclude(), self._clock.now()
+        errors = check.conclude()
+        unserved = () if errors else await self._unserved(check.topics)
+        now = self._clock.now()
         with suppress(IllegalMove):  # it was cancelled meanwhile
             if errors:
                 await self._move(BatchEvent.REFUSE, errors=errors, failed_at=now)
             else:
                 counts = RequestCounts(check.count)
-                await self._move(BatchEvent.ACCEPT, in_progress_at=now, request_counts=counts)
+                await self._move(
+                    BatchEvent.ACCEPT, in_progress_at=now, request_counts=counts, unserved=unserved
+                )
 
     async def _check_lines(self) -> LineCheck:
         """What is wrong with them; breaks off when nobody wants to know any more."""
@@ -292,20 +298,17 @@ class BatchRun:
                     await asyncio.sleep(0)
         except (InvalidRequest, NotFound) as error:
             check.blame(error, None)
-        if not check.errors:
-            await self._check_topics(check)
         return check
 
-    async def _check_topics(self, check: LineCheck) -> None:
-        """Models whose workers are away are waited for: they may come back after a restart."""
-        until, knows = self._clock.now() + self._options.grace, self._options.knows
-        for topic, number in check.topics.items():
-            while not knows(topic) and self.batch.status is BatchStatus.VALIDATING:
-                if self._clock.now() >= until:
-                    error = UnknownTopic("body.model", f"nothing here serves {topic!r}")
-                    check.blame(error, number)
-                    break
-                await self.pause(PATIENCE)
+    async def _unserved(self, topics: Iterable[str]) -> tuple[str, ...]:
+        """Decided once: later, a model whose workers are away is waited for."""
+        knows, settled_at = self._options.knows, self._options.settled_at
+        while unserved := tuple(topic for topic in topics if not knows(topic)):
+            left = settled_at - self._clock.now()
+            if left <= 0 or self.batch.status is not BatchStatus.VALIDATING:
+                break
+            await self.pause(min(PATIENCE, left))
+        return unserved
 
     # -- in progress ----------------------------------------------------------------
 
@@ -340,7 +343,9 @@ class BatchRun:
         async for row in self._ctx.steps(_OUTPUT):
             done.update(range(row.n, int(row.key) + 1))
             self._done += int(row.info)
-        self._failed = len(done) - self._done
+        async for row in self._ctx.steps(_ERRORS):
+            errors, not_run = map(int, row.info.split())
+            self._failed += errors - not_run
         lines: list[Line] = []
         most, start, end = max(1, min(_CHUNK, self._options.room // 4)), 0, 0
         async for raw in raw_lines(self._read, self._options.longest):
@@ -360,9 +365,12 @@ class BatchRun:
     async def _submit(self, chunk: _Chunk, lines: Sequence[Line]) -> None:
         """Make them jobs, unless they are already."""
         while not self._is_over:
+            made = await asyncio.gather(*(self._request(chunk, line) for line in lines))
+            requests = [request for request in made if request is not None]
+            lines = [line for line in lines if line.number not in chunk.refused]
             try:
-                requests = await asyncio.gather(*map(self._request, lines))
-                await self._api.submit(requests)
+                if requests:
+                    await self._api.submit(requests)
             except TooMany as full:
                 await self.pause(full.retry_after or PATIENCE)
             except UnknownTopic:
@@ -385,9 +393,16 @@ class BatchRun:
                 await self._api.get(job_id_of(self.batch.id, line.number))
                 chunk.expected.append(line.number)
 
-    async def _request(self, line: Line) -> JobRequest:
+    async def _request(self, chunk: _Chunk, line: Line) -> JobRequest | None:
+        """None if its model does not exist."""
         batch, ask = self.batch, self._options.batch_format.ask
-        asked = await off_loop(len(line.body), ask, batch.endpoint, line.body)
+        try:
+            asked = await off_loop(len(line.body), ask, batch.endpoint, line.body)
+            if asked.topic in batch.unserved:
+                raise UnknownTopic("model", f"the model {model_of(asked.topic)!r} does not exist")
+        except (InvalidRequest, NotFound) as error:
+            chunk.refused[line.number] = error
+            return None
         labels = {LABEL: batch.id}
         if line.custom_id.isprintable():
             labels[CUSTOM_ID] = line.custom_id
@@ -427,28 +442,29 @@ class BatchRun:
             for end in await self._api.wait_many([*waiting], len(waiting), timeout=pause):
                 chunk.jobs[waiting.pop(end.job_id)] = end.job
                 self._done += end.job.state is JobState.SUCCEEDED
-                self._failed += end.job.state is not JobState.SUCCEEDED
+                is_ended_by_us = end.job.state is JobState.CANCELLED and self._is_over
+                self._failed += end.job.state is not JobState.SUCCEEDED and not is_ended_by_us
+        self._failed += len(chunk.refused)
         await self._keep_answers(chunk)
         self._live -= chunk.last - chunk.first + 1
         self._news.set()
 
     async def _keep_answers(self, chunk: _Chunk) -> None:
-        counts: dict[str, int] = {_OUTPUT: 0, _ERRORS: 0}
-        not_run = 0
+        done = errors = not_run = 0
         failed: list[bytes] = []
 
         async def answers() -> AsyncIterator[bytes]:
-            nonlocal not_run
+            nonlocal done, errors, not_run
             span = {"first": chunk.first, "at": chunk.start, "end": chunk.end}
             piece = bytearray()
             async for raw in raw_lines(self._read, self._options.longest, **span):
                 line = read_line(raw.number, raw.data, self.batch.endpoint)
                 told = await self._told(chunk, line)
-                counts[_OUTPUT if told.is_answer else _ERRORS] += 1
-                not_run += told.response is None
                 if not told.is_answer:
+                    errors, not_run = errors + 1, not_run + (told.response is None)
                     failed.append(told.encode())
                     continue
+                done += 1
                 piece += told.encode()
                 if len(piece) >= _PIECE:
                     yield bytes(piece)
@@ -459,12 +475,12 @@ class BatchRun:
                 yield bytes(piece)
 
         output = (await self._blobs.put_stream(answers(), JSON_LINES)).uri
-        errors = (await self._blobs.put_stream(_pieces(failed), JSON_LINES)).uri if failed else ""
+        told = (await self._blobs.put_stream(_pieces(failed), JSON_LINES)).uri if failed else ""
         row = partial(Step, n=chunk.first, key=str(chunk.last), at=self._clock.now())
         await self._ctx.checkpoint(
             [
-                row(_OUTPUT, output=output if counts[_OUTPUT] else "", info=str(counts[_OUTPUT])),
-                row(_ERRORS, output=errors, info=f"{counts[_ERRORS]} {not_run}"),
+                row(_OUTPUT, output=output if done else "", info=str(done)),
+                row(_ERRORS, output=told, info=f"{errors} {not_run}"),
             ]
         )
 
@@ -483,13 +499,13 @@ class BatchRun:
 
     async def _finish(self) -> None:
         """Every line has its answer, or will never have one: the chunks become files."""
-        done = failed = not_run = 0
+        done = errors = not_run = 0
         async for row in self._ctx.steps(_OUTPUT):
             done += int(row.info)
         async for row in self._ctx.steps(_ERRORS):
-            errors, skipped = map(int, row.info.split())
-            failed, not_run = failed + errors, not_run + skipped
-        counts, now = RequestCounts(done + failed, done, failed), self._clock.now()
+            some, skipped = map(int, row.info.split())
+            errors, not_run = errors + some, not_run + skipped
+        counts, now = RequestCounts(done + errors, done, errors - not_run), self._clock.now()
         if self.batch.status is BatchStatus.IN_PROGRESS:
             late = now if not_run else None
             with suppress(IllegalMove):  # it was cancelled meanwhile
@@ -498,7 +514,7 @@ class BatchRun:
                 )
         files = {
             "output_file_id": await self._keep_file(_OUTPUT, "output") if done else None,
-            "error_file_id": await self._keep_file(_ERRORS, "error") if failed else None,
+            "error_file_id": await self._keep_file(_ERRORS, "error") if errors else None,
             "request_counts": counts,
         }
         now = self._clock.now()

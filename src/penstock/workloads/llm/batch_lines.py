@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from penstock.core.errors import InvalidRequest, JobEnded, PenstockError
+from penstock.core.errors import InvalidRequest, JobEnded, NotFound, PenstockError
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs
@@ -132,8 +132,8 @@ class LineCheck:
         self._endpoint, self._format = endpoint, batch_format
         self._seen: dict[str, int] = {}
         self.count = 0
-        self.topics: dict[str, int] = {}
-        """Each with the first line that asks for it."""
+        self.topics: set[str] = set()
+        """Of the jobs that the lines become."""
         self.errors: list[BatchError] = []
 
     @property
@@ -143,14 +143,14 @@ class LineCheck:
     def look(self, number: int, raw: bytes) -> None:
         self.count += 1
         try:
-            asked = self._asked(number, raw)
+            self.topics.add(self._asked(number, raw).topic)
+        except NotFound:
+            pass  # no such model: this line fails, and the others go on
         except PenstockError as error:
             self.blame(error, number)
         except Exception as error:
             log.exception("line %d of a batch can't be checked", number)
             self.blame(InvalidRequest("body", f"can't be read: {type(error).__name__}"), number)
-        else:
-            self.topics.setdefault(asked.topic, number)
 
     def _asked(self, number: int, raw: bytes) -> LineRequest:
         line = read_line(number, raw, self._endpoint)

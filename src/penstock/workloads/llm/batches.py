@@ -61,7 +61,8 @@ class RequestCounts(Struct, frozen=True):
     completed: int = 0
     """Lines of the output file."""
     failed: int = 0
-    """Lines of the error file."""
+    """Lines whose request failed. Lines that did not run, because the batch was cancelled or its
+    time was over, are in the error file and count only in `total`."""
 
 
 class BatchError(Struct, frozen=True, kw_only=True):
@@ -86,6 +87,8 @@ class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: BatchStatus = BatchStatus.VALIDATING
     request_counts: RequestCounts = RequestCounts()
     errors: tuple[BatchError, ...] = ()
+    unserved: tuple[str, ...] = ()
+    """Topics that nobody served when its lines were checked: lines that need them fail."""
     metadata: Mapping[str, str] | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
