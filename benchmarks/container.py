@@ -18,15 +18,10 @@ import report
 from contained import bare, ours
 from harness import Benchmark, Figures, Run, look, medians
 from run import scratch
+from tests.support.container_engines import private_docker, private_podman
 
 from penstock.app.portal import new_event_loop
-from penstock.testing.engines import (
-    IMAGE,
-    EngineMissing,
-    busybox_tree,
-    private_docker,
-    private_podman,
-)
+from penstock.testing.images import IMAGE, EngineMissing, busybox_tree
 from penstock.workloads.container.engine import ContainerEngine
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine

@@ -22,6 +22,7 @@ from measure import busy_percent, flush_times, machine
 from processes import HERE
 
 Everything = dict[str, Any]
+sys.path.append(str(HERE.parent))  # Engines and fakes that tests use are in tests/support.
 MODEL = HERE.parent / ".models" / "SmolLM2-135M-Instruct.gguf"
 
 
@@ -173,7 +174,8 @@ def from_process(
 
 
 def _path() -> str:
-    return os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", ""))))
+    found = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (str(HERE), str(HERE.parent), found)))
 
 
 def disk(folder: Path | None) -> dict[str, str]:

@@ -14,9 +14,10 @@ from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.container_engines import private_docker, private_podman
 from tests.support.network import leaving_is_permitted
 
-from penstock.testing.engines import EngineMissing, busybox_tree, private_docker, private_podman
+from penstock.testing.images import EngineMissing, busybox_tree
 
 # A shared machine is slow now and then, and that says nothing about the code.
 settings.register_profile(

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engine import ContainerEngine, ContainerSpec
 
 Config = Callable[[tuple[str, ...]], dict[str, Any]]

@@ -16,7 +16,7 @@ from measure import percentile
 from penstock.api.container.facade import ContainerFacade
 from penstock.app.container_worker import container_worker
 from penstock.config import Settings
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import ContainerEngine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import penstock
-from penstock.testing.engines import IMAGE, EngineMissing, busybox_tree
+from penstock.testing.images import IMAGE, EngineMissing, busybox_tree
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.engines.discovery import candidates, open_engine

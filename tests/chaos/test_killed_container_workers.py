@@ -24,10 +24,11 @@ import pytest
 from tests.conftest import needs_runtime
 from tests.support.container.leftovers import cgroups_of, containers_of, leftovers, settled
 from tests.support.container.serving import Served
+from tests.support.container_engines import ask
 from tests.support.waiting import eventually
 
 import penstock
-from penstock.testing.engines import IMAGE, ask
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
 
 KILLS = {"crun": 12, "runc": 4, "docker": 12, "podman": 4}

@@ -20,9 +20,8 @@ from penstock.core.ledger import Accept, Change
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import AuditEntry, AuditQuery, Backend, Durability, JobQuery, LogLine
 from penstock.testing.aio import run_async
-from penstock.testing.asking import line, names, verdicts
 from penstock.testing.gate import APPROVED, HOLD, VERDICT
-from penstock.testing.samples import T0, accept, move
+from penstock.testing.samples import T0, accept, line, move, names, verdicts
 from penstock.testing.store import BackendContract, FallibleContract
 
 _E = JobEvent

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import needs_runtime
 
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

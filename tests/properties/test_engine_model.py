@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     rule,
 )
 from tests.support.ledgers import MemoryLedger
+from tests.support.simulation.history import History, check
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.control.gateway import Gateway
@@ -48,7 +49,6 @@ from penstock.ports.bus import (
 )
 from penstock.ports.store import JobQuery
 from penstock.testing.clock import VirtualClock
-from penstock.testing.history import History, check
 from penstock.testing.samples import T0, a_request
 
 _S = JobState

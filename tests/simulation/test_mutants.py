@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.support.simulation.history import Promise
+from tests.support.simulation.link import SimStartLogs
+from tests.support.simulation.simulator import simulate
+from tests.support.simulation.store import FaultyMemoryStore
 
 from penstock.control import approvals, reconciler, safety
 from penstock.control.checkpoints import CheckpointService
@@ -47,10 +51,6 @@ from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 from penstock.ports.bus import Checkpointed, Dispatch, jobs_of
 from penstock.ports.engine_api import Limit
-from penstock.testing.history import Promise
-from penstock.testing.simulation.start_log import SimStartLogs
-from penstock.testing.simulation.store import FaultyMemoryStore
-from penstock.testing.simulator import simulate
 from penstock.worker.waiting import Key, Waits
 from penstock.worker.worker import Worker
 from penstock.workloads.function.context import ChildKeys

@@ -10,10 +10,7 @@ import os
 import random
 
 import pytest
-
-from penstock.core.verdict import Decision
-from penstock.lifecycles.canonical import JobState
-from penstock.testing.history import (
+from tests.support.simulation.history import (
     Began,
     ChildGiven,
     LimitsSet,
@@ -23,7 +20,10 @@ from penstock.testing.history import (
     WaitBegan,
     WaitEnded,
 )
-from penstock.testing.simulator import failing, simulate
+from tests.support.simulation.simulator import failing, simulate
+
+from penstock.core.verdict import Decision
+from penstock.lifecycles.canonical import JobState
 
 HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "400"))
 PIECES = 4

@@ -7,7 +7,7 @@ import sys
 
 import penstock.testing
 
-MODULES = ("aio", "clock", "context", "executor", "history", "in_memory", "samples", "simulator")
+MODULES = ("aio", "clock", "context", "executor", "images", "in_memory", "samples")
 
 
 def test_the_test_kit_can_be_imported_without_pytest() -> None:

@@ -1,7 +1,7 @@
 """For tests: of applications, and of executors, stores and buses that others write.
 
 The names here are for applications; docs/how-to/testing.md shows them. The modules hold the
-conformance suites and the simulator, which plug-in authors and Penstock's own tests use.
+conformance suites, which plug-in authors and Penstock's own tests run, and what these need.
 """
 
 from __future__ import annotations

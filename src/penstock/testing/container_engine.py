@@ -5,7 +5,7 @@ class TestMyEngine(EngineContract):
     def make(self):
         return lambda: MyEngine(...)      # each call: another client of the same engine
 
-The engine must have the image `penstock.testing.engines.IMAGE`.
+The engine must have the image `penstock.testing.images.IMAGE`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from penstock.testing.aio import run_async
-from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
+from penstock.testing.images import IMAGE, NOT_EXECUTABLE
 from penstock.workloads.container.engine import (
     JOB_LABEL,
     OWNER_LABEL,

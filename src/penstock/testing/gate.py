@@ -21,8 +21,7 @@ from penstock.core.verdict import (
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import AuditEntry, AuditQuery, JobQuery
 from penstock.testing.aio import run_async
-from penstock.testing.asking import found, names, one, verdicts
-from penstock.testing.samples import T0, accept, move, succeeded
+from penstock.testing.samples import T0, accept, found, move, names, one, succeeded, verdicts
 
 _S, _E = JobState, JobEvent
 

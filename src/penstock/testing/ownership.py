@@ -15,8 +15,7 @@ from penstock.core.ledger import BulkMove, ChangeOutcome, Checkpoint, Step
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import Backend, JobQuery
 from penstock.testing.aio import run_async
-from penstock.testing.asking import found, line, names, one, verdicts
-from penstock.testing.samples import T0, accept, move, succeeded
+from penstock.testing.samples import T0, accept, found, line, move, names, one, succeeded, verdicts
 
 _S, _E = JobState, JobEvent
 

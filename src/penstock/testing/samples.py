@@ -1,13 +1,17 @@
-"""Requests, changes and jobs to test with, made in few words."""
+"""Requests, changes and jobs to test with, made in few words, and short questions to a store."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from penstock.control.ledger import Ledger
 from penstock.core.artifact import Artifact
 from penstock.core.job import Job, JobRequest, JobResult
-from penstock.core.ledger import Accept, Decider, Known, Move, advance
+from penstock.core.journal import Stride
+from penstock.core.ledger import Accept, Answer, ChangeOutcome, Decider, Known, Move, advance
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
+from penstock.ports.store import JobQuery, LogLine
 
 T0 = 1_700_000_000.0
 """When tests take place."""
@@ -88,3 +92,37 @@ def a_job(
         job = advance(job, step).job
         assert job is not None
     return job
+
+
+async def one(store: Ledger, job_id: str) -> Job:
+    job = await store.get(job_id)
+    assert job is not None
+    return job
+
+
+async def found(store: Ledger) -> list[Job]:
+    return await store.find(JobQuery(tries=True, limit=1000))
+
+
+async def names(store: Ledger, **conditions: Any) -> str:
+    jobs = await store.find(JobQuery(**conditions))
+    return "".join(job.job_id for job in jobs)
+
+
+def verdicts(answers: Sequence[Answer]) -> str:
+    """M for moved, R for repeated, X for refused."""
+    letters = {ChangeOutcome.MOVED: "M", ChangeOutcome.REPEATED: "R", ChangeOutcome.REFUSED: "X"}
+    return "".join(letters[answer.verdict] for answer in answers)
+
+
+def state_of(answer: Answer) -> JobState | None:
+    return None if answer.job is None else answer.job.state
+
+
+def line(job_id: str, text: str) -> LogLine:
+    return LogLine(job_id, 1, T0, "info", text)
+
+
+def ids(strides: Sequence[Stride]) -> list[str]:
+    """The jobs that moved, in order."""
+    return [job.job_id for stride in strides for job in stride.jobs]

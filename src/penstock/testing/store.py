@@ -45,11 +45,24 @@ from penstock.ports.store import (
     StepQuery,
 )
 from penstock.testing.aio import run_async
-from penstock.testing.asking import found, ids, line, names, one, state_of, verdicts
 from penstock.testing.gate import GateContract
 from penstock.testing.journal import JournalContract
 from penstock.testing.ownership import OwnershipContract
-from penstock.testing.samples import T0, accept, an_artifact, failed, move, succeeded
+from penstock.testing.samples import (
+    T0,
+    accept,
+    an_artifact,
+    failed,
+    found,
+    ids,
+    line,
+    move,
+    names,
+    one,
+    state_of,
+    succeeded,
+    verdicts,
+)
 
 _S, _E = JobState, JobEvent
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.simulation.history import Began, Event, Finished, History, check
 from tests.support.waiting import eventually
 
 import penstock
@@ -20,7 +21,6 @@ from penstock.control.ledger import Ledger
 from penstock.core.job import Job
 from penstock.core.journal import Transition
 from penstock.ports.store import JobQuery
-from penstock.testing.history import Began, Event, Finished, History, check
 
 HERE = Path(__file__).parent
 PENSTOCK = Path(sys.executable).parent / "penstock"

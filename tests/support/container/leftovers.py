@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from tests.support.container_engines import ask
+
 from penstock.testing.container_engine import processes_with
-from penstock.testing.engines import ask
 from penstock.workloads.container.engine import OWNER_LABEL
 
 T = TypeVar("T")

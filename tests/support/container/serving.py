@@ -23,7 +23,7 @@ from urllib.parse import quote
 import pytest
 from tests.conftest import needs_runtime
 
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
 
 

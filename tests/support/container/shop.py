@@ -14,7 +14,7 @@ from tests.conftest import needs_runtime
 
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import CancelToken
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.config import BuildRules, InputRules, WorkerConfig
 from penstock.workloads.container.engine import OWNER_LABEL, ContainerEngine
 from penstock.workloads.container.engines.docker.engine import DockerEngine

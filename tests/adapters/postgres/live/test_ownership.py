@@ -18,8 +18,7 @@ from penstock.control.ledger import Ledger
 from penstock.core.errors import AlreadyRunning, Misconfigured, StoreFailed
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.testing.aio import run_async
-from penstock.testing.asking import names, verdicts
-from penstock.testing.samples import accept, move
+from penstock.testing.samples import accept, move, names, verdicts
 
 _LEASE = 1.0
 

@@ -20,11 +20,11 @@ import pytest
 from tests.support.container.leftovers import cgroups_of, containers_of, leftovers, settled
 from tests.support.container.lines import Line
 from tests.support.container.serving import Served, code_of, new_id
+from tests.support.container_engines import ask, private_docker, private_podman
 from tests.workloads.container.live.conftest import GRACE
 
 from penstock.testing.aio import run_async
 from penstock.testing.container_engine import processes_with
-from penstock.testing.engines import ask, private_docker, private_podman
 from penstock.workloads.container.engines.oci.images import ImageStore
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.container.serving import Served, a_job, new_id
 from tests.workloads.container.live.conftest import INPUTS, MIB
 
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 
 
 def refused(served: Served, body: Any, code: str, field: str = "", status: int = 400) -> None:

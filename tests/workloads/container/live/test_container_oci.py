@@ -19,7 +19,7 @@ from tests.conftest import needs_runtime
 
 from penstock.testing.aio import run_async
 from penstock.testing.container_engine import Lab, collected, first_output
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engine import (
     OWNER_LABEL,
     ContainerState,

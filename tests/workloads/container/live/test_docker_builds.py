@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.container_engines import ask
 
 from penstock.testing.aio import run_async
 from penstock.testing.container_engine import Lab, processes_with
-from penstock.testing.engines import IMAGE, ask
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engine import (
     OWNER_LABEL,
     BuildFailed,

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import needs_runtime
 
 from penstock.testing.container_engine import EngineContract, MakeEngine
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore

@@ -23,7 +23,7 @@ from tests.support.container.shop import (
 )
 
 from penstock.testing.aio import run_async
-from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
+from penstock.testing.images import IMAGE, NOT_EXECUTABLE
 from penstock.workloads.container import monitor
 from penstock.workloads.container.config import (
     ImageRules,

@@ -22,7 +22,7 @@ import penstock
 from penstock.app.containers import ran, result_pointer
 from penstock.ports.engine_api import Logged
 from penstock.testing.container_engine import processes_with
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
 
 COMMAND = Path(sys.executable).with_name("penstock")

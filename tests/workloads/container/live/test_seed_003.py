@@ -20,7 +20,7 @@ import pytest
 from tests.support.container.leftovers import containers_of, leftovers, settled
 from tests.support.container.serving import Served, a_job, new_id, serve_on
 
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 
 SLOTS = 4
 """The seed's own example of `max_concurrent_jobs`."""

@@ -21,7 +21,7 @@ from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Environment, Task
 from penstock.testing.context import RecordingContext
-from penstock.testing.engines import IMAGE
+from penstock.testing.images import IMAGE
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import ContainerEngine
 from penstock.workloads.container.engines.docker.engine import DockerEngine

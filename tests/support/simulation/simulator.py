@@ -1,8 +1,8 @@
 """Runs seeded histories of a whole engine and checks each one.
 
-    python -m penstock.testing.simulator                  a thousand, from a random seed
-    python -m penstock.testing.simulator --seed 7         one, telling all that happens
-    python -m penstock.testing.simulator --sqlite         over SQLite instead of memory
+    python -m tests.support.simulation.simulator                  a thousand, from a random seed
+    python -m tests.support.simulation.simulator --seed 7         one, telling all that happens
+    python -m tests.support.simulation.simulator --sqlite         over SQLite instead of memory
 
 The same seed makes the same history with the same code, so a failure can be looked at for
 as long as it takes.
@@ -22,12 +22,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from msgspec import Struct
+from tests.support.simulation.family_check import check_families
+from tests.support.simulation.gate_check import check_gate
+from tests.support.simulation.history import History, Violation, check, job_of
+from tests.support.simulation.world import World
 
 from penstock.testing.clock import VirtualLoop
-from penstock.testing.family_check import check_families
-from penstock.testing.gate_check import check_gate
-from penstock.testing.history import History, Violation, check, job_of
-from penstock.testing.simulation.world import World
 
 
 class Simulated(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Simulated(Struct, frozen=True):
 
     def report(self) -> str:
         store = " --sqlite" if self.sqlite else ""
-        lines = [f"python -m penstock.testing.simulator{store} --seed {self.seed}"]
+        lines = [f"python -m tests.support.simulation.simulator{store} --seed {self.seed}"]
         lines += [f"  {violation}" for violation in self.violations]
         lines += [f"  {type(error).__name__}: {error}" for error in self.failures]
         return "\n".join(lines)

@@ -8,20 +8,21 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import PenstockError, StoreFailed
-from penstock.core.job import Job, JobRequest, ParentPolicy, Priority, RetryPolicy
-from penstock.testing.clock import LoopClock
-from penstock.testing.history import Acknowledged, Heard, History, Told
-from penstock.testing.simulation.engine import LIMITS, SimEngine
-from penstock.testing.simulation.family import some_family
-from penstock.testing.simulation.gate import COLOURS, RULES, TOPICS, VOTERS, some_limits
-from penstock.testing.simulation.start_log import SimStartLogs
-from penstock.testing.simulation.store import (
+from tests.support.simulation.engine import LIMITS, SimEngine
+from tests.support.simulation.family import some_family
+from tests.support.simulation.gate import COLOURS, RULES, TOPICS, VOTERS, some_limits
+from tests.support.simulation.history import Acknowledged, Heard, History, Told
+from tests.support.simulation.link import SimStartLogs
+from tests.support.simulation.store import (
     FaultyMemoryStore,
     FaultySqliteStore,
     FaultyStore,
 )
-from penstock.testing.simulation.worker import SimWorker
+from tests.support.simulation.worker import SimWorker
+
+from penstock.core.errors import PenstockError, StoreFailed
+from penstock.core.job import Job, JobRequest, ParentPolicy, Priority, RetryPolicy
+from penstock.testing.clock import LoopClock
 
 UNREST = 12.0
 """Seconds in which users and faults strike."""

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from tests.support.simulation.history import Committed, History, StepsCommitted
+
 from penstock.adapters.memory.store import MemoryBackend
 from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.control.ledger import Ledger
@@ -27,7 +29,6 @@ from penstock.ports.store import (
     StepPage,
     StepQuery,
 )
-from penstock.testing.history import Committed, History, StepsCommitted
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,6 +7,18 @@ import random
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from tests.support.simulation.history import (
+    Dispatched,
+    History,
+    LimitsSet,
+    Noticed,
+    RulesSet,
+    StartConfirmed,
+    TookBack,
+)
+from tests.support.simulation.link import SimStartLogs
+from tests.support.simulation.store import FaultyStore
+
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.control.approvals import ApprovalService
 from penstock.control.checkpoints import CheckpointService
@@ -22,17 +34,6 @@ from penstock.core.job import IdSource, Timeouts
 from penstock.ports.bus import AnyMessage, Confirmed, Dispatch, MemoryBus, Resumed
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import Caller, KeyRole, Limit
-from penstock.testing.history import (
-    Dispatched,
-    History,
-    LimitsSet,
-    Noticed,
-    RulesSet,
-    StartConfirmed,
-    TookBack,
-)
-from penstock.testing.simulation.start_log import SimStartLogs
-from penstock.testing.simulation.store import FaultyStore
 
 T = TypeVar("T")
 

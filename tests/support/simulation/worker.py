@@ -6,14 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 
-from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.core.job import Job, TopicDefaults
-from penstock.core.ledger import Step
-from penstock.lifecycles.canonical import JobState
-from penstock.ports.bus import Bus
-from penstock.ports.clock import Clock
-from penstock.ports.executor import Context, Outcome, Task
-from penstock.testing.history import (
+from tests.support.simulation.engine import LIMITS, SimEngine
+from tests.support.simulation.family import Parent, SimClient
+from tests.support.simulation.history import (
     Absent,
     Began,
     Checkpointed,
@@ -24,11 +19,16 @@ from penstock.testing.history import (
     Present,
     StepsRead,
 )
-from penstock.testing.simulation.engine import LIMITS, SimEngine
-from penstock.testing.simulation.family import Parent, SimClient
-from penstock.testing.simulation.link import SimLink
-from penstock.testing.simulation.start_log import SimStartLog, SimStartLogs
-from penstock.testing.simulation.store import UNSTORABLE
+from tests.support.simulation.link import SimLink, SimStartLog, SimStartLogs
+from tests.support.simulation.store import UNSTORABLE
+
+from penstock.adapters.memory.blobs import MemoryBlobs
+from penstock.core.job import Job, TopicDefaults
+from penstock.core.ledger import Step
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.bus import Bus
+from penstock.ports.clock import Clock
+from penstock.ports.executor import Context, Outcome, Task
 from penstock.worker.worker import Worker, WorkerOptions
 
 BEAT = LIMITS.lease / 4

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
+from tests.support.simulation.engine import SimEngine
+from tests.support.simulation.history import ChildGiven, History, WaitBegan, WaitEnded
+from tests.support.simulation.link import SimLink
 
 from penstock.core.errors import PenstockError, StoreFailed, Unavailable
 from penstock.core.job import Job, JobRequest, RetryPolicy, chain_of
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context
-from penstock.testing.history import ChildGiven, History, WaitBegan, WaitEnded
-from penstock.testing.simulation.engine import SimEngine
-from penstock.testing.simulation.link import SimLink
 from penstock.workloads.function.context import awaiting, child_keys, running
 
 T = TypeVar("T")

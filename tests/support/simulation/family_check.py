@@ -1,13 +1,11 @@
-"""Were promises about parents and children kept? Another part of `penstock.testing.history`."""
+"""Were promises about parents and children kept? Another part of `history`."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from penstock.core.job import Job, chain_of
-from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
-from penstock.testing.history import (
+from tests.support.simulation.history import (
     Began,
     ChildGiven,
     Committed,
@@ -20,6 +18,9 @@ from penstock.testing.history import (
     WaitBegan,
     WaitEnded,
 )
+
+from penstock.core.job import Job, chain_of
+from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 
 _GRACE = 25.0
 """Seconds after the end of its parent in which a child must end, whatever else fails."""

@@ -1,4 +1,4 @@
-"""Did the gate keep its promises? The other half of `penstock.testing.history`.
+"""Did the gate keep its promises? The other half of `history`.
 
 Rules and limits may change while the engine is at work. What it decided before it noticed is
 not held against it: until its next turn, what was in force before counts as well.
@@ -11,13 +11,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from msgspec.structs import replace
-
-from penstock.control.limits import Bucket, Sorter
-from penstock.control.safety import ALLOW_ALL
-from penstock.core.job import Job, ParentPolicy, request_hash
-from penstock.core.verdict import Decision
-from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
-from penstock.testing.history import (
+from tests.support.simulation.history import (
     Absent,
     Committed,
     CutOff,
@@ -30,6 +24,12 @@ from penstock.testing.history import (
     TookBack,
     Violation,
 )
+
+from penstock.control.limits import Bucket, Sorter
+from penstock.control.safety import ALLOW_ALL
+from penstock.core.job import Job, ParentPolicy, request_hash
+from penstock.core.verdict import Decision
+from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 
 
 def check_gate(history: History) -> list[Violation]:

@@ -21,41 +21,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-IMAGE = "alpine:latest"
-"""The image that every one of them has; its command is a shell."""
-NOT_EXECUTABLE = "/etc/notes"
-"""A file in it that can't be run."""
-INSTALL = "tests/support/install.sh installs it on Debian"
+from penstock.testing.images import IMAGE, EngineMissing, busybox_tree, needed
+
 _READY = 30.0
-
-
-class EngineMissing(Exception):
-    """This machine can't run that engine; the text says why and what to do."""
-
-
-def busybox_tree(folder: Path) -> Path:
-    """The root file system of IMAGE."""
-    program = _needed("busybox")
-    (folder / "bin").mkdir(parents=True)
-    shutil.copy(program, folder / "bin" / "busybox")
-    names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True)
-    for name in set(names.stdout.split()) - {"busybox"}:
-        (folder / "bin" / name).symlink_to("busybox")
-    for name in ("etc", "tmp", "work"):
-        (folder / name).mkdir()
-    (folder / "tmp").chmod(0o1777)
-    (folder / "etc" / "passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
-    notes = folder / NOT_EXECUTABLE.lstrip("/")
-    notes.write_text("these are notes, not a program\n")
-    notes.chmod(0o644)
-    return folder
 
 
 @contextmanager
 def private_docker(folder: Path, *options: str) -> Iterator[Path]:
     """A Docker engine; gives its socket. `folder` is empty, and its path short; `options` are
     more of the daemon's."""
-    daemon = _needed("dockerd")
+    daemon = needed("dockerd")
     state, address = _state(folder), folder / "docker.sock"
     command = (
         f"exec {daemon} --data-root {state}/data --exec-root {state}/exec --pidfile {state}/pid"
@@ -78,7 +53,7 @@ _GVISOR = ["--platform=ptrace", "--network=none", "--oci-seccomp"]
 def private_podman(folder: Path, init: str = "") -> Iterator[Path]:
     """Podman's API service; gives its socket. `folder` is empty, and its path short; `init` is
     where it looks for its init program."""
-    podman, conmon, catatonit = _needed("podman"), _needed("conmon"), _needed("catatonit")
+    podman, conmon, catatonit = needed("podman"), needed("conmon"), needed("catatonit")
     state, address = _state(folder), folder / "podman.sock"
     wrapper = folder / "conmon"
     # conmon leaves its word of a memory kill in the folder it is started in, not in the bundle.
@@ -118,17 +93,6 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 helper_binaries_dir = ["/usr/libexec/podman", "/usr/lib/podman", "/usr/bin"]
 """
-
-
-def _needed(program: str) -> str:
-    if os.geteuid() != 0:
-        raise EngineMissing("a private engine needs root")
-    for needed in (program, "unshare", "setpriv"):
-        if shutil.which(needed) is None:
-            raise EngineMissing(f"there is no {needed} here; {INSTALL}")
-    found = shutil.which(program)
-    assert found is not None
-    return found
 
 
 def _state(folder: Path) -> Path:

@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+from tests.support.simulation.history import GaveBack, History, Lent
+
 from penstock.ports.bus import (
     HANDSHAKE,
     HEARTBEAT,
@@ -22,7 +24,6 @@ from penstock.ports.bus import (
     jobs_of,
 )
 from penstock.ports.bus import Finished as FinishedMessage
-from penstock.testing.history import GaveBack, History, Lent
 
 
 class SimLink:
@@ -142,3 +143,33 @@ class SimLink:
         self.disconnect(told=False)
         await asyncio.gather(*self._closing)
         await self._inner.close()
+
+
+class SimStartLogs:
+    """Start logs on the one machine of the simulation, which outlive workers and engines: the
+    engine's side."""
+
+    def __init__(self) -> None:
+        self.folder = "starts"
+        self.begun: set[tuple[str, int]] = set()
+        self.revoked: set[tuple[str, int]] = set()
+
+    def revoke(self, job_id: str, attempt: int) -> bool:
+        self.revoked.add((job_id, attempt))
+        return (job_id, attempt) not in self.begun
+
+
+class SimStartLog:
+    """One worker's side of its start log."""
+
+    def __init__(self, starts: SimStartLogs) -> None:
+        self._starts = starts
+
+    def begin(self, job_id: str, attempt: int) -> bool:
+        if (job_id, attempt) in self._starts.revoked:
+            return False
+        self._starts.begun.add((job_id, attempt))
+        return True
+
+    def close(self, *, keep: bool) -> None:
+        pass
