@@ -7,6 +7,7 @@ alike too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -72,6 +73,21 @@ class CommandNotFound(EngineError):
 class CommandNotRunnable(EngineError):
     code = ErrorCode.COMMAND_NOT_RUNNABLE
     exit_code = 126
+
+
+_INIT_FAILED = re.compile(
+    rb"(?:\[FATAL tini \(\d+\)\] exec .* failed|ERROR \(catatonit:\d+\): failed to exec pid1)"
+    rb": (.+)\n"
+)
+
+
+def command_failure(stderr: bytes) -> EngineError | None:
+    """What the init program of a container says if it can't run the command; None if it is not
+    that."""
+    if (found := _INIT_FAILED.fullmatch(stderr)) is None:
+        return None
+    why = found[1].decode(errors="replace")
+    return (CommandNotFound if "No such file" in why else CommandNotRunnable)(why)
 
 
 class ContainerNotFound(EngineError):
@@ -321,7 +337,8 @@ class ContainerEngine(Protocol):
         marks where the log may not reach back far enough."""
 
     async def start(self, name: str) -> None:
-        """Raises CommandNotFound, CommandNotRunnable."""
+        """Raises CommandNotFound, CommandNotRunnable; or the container ends at once, with the words
+        of its init program (`command_failure`)."""
 
     async def wait(self, name: str) -> ExitStatus:
         """Until the main process has ended; at once if it has. Raises ContainerNotFound."""

@@ -30,8 +30,8 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.engines.credentials import RegistryCredentials
 from penstock.workloads.container.job import ContainerJob
-from penstock.workloads.container.observation import number
 from penstock.workloads.container.protocol.image_rules import check_resolved
+from penstock.workloads.container.result import number
 from penstock.workloads.container.timeouts import Late, within
 
 _LOOK = 60.0

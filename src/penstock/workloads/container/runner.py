@@ -1,8 +1,8 @@
 """Runs jobs in containers of one engine, from the image to the end.
 
-Nothing here decides what the end is called: an `Observation` says what was seen, and `result_of`
-judges it. A run that is cancelled (as asyncio cancels) leaves its container running, with nobody
-reading, for the worker that adopts it; one that has ended can be adopted, too.
+What an end is called is decided in `result`. A run that is cancelled (as asyncio cancels) leaves
+its container running, with nobody reading, for the worker that adopts it; one that has ended can
+be adopted, too.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from penstock.workloads.container.engine import (
     ImageNotFound,
     Mount,
     WorkerFailure,
+    command_failure,
 )
 from penstock.workloads.container.files.artifacts import Hidden
 from penstock.workloads.container.files.output import Output
@@ -51,8 +52,8 @@ from penstock.workloads.container.job import (
     Usage,
 )
 from penstock.workloads.container.monitor import ContainerMonitor
-from penstock.workloads.container.observation import Cause, Observation, number, result_of
 from penstock.workloads.container.protocol.image_rules import chosen_runtime
+from penstock.workloads.container.result import Cause, ended, exited, failed, number
 from penstock.workloads.container.timeouts import (
     Late,
     Stopped,
@@ -75,6 +76,7 @@ _LOOK_AT_OUTPUT = 0.2
 _HIDDEN_LOOKS = 25
 _ENDED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """Exit codes of what a worker ended."""
+_INIT_WORDS = 4096
 _MIB = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -177,23 +179,23 @@ class ContainerRun:
         self.ran = False
         """Whether a container was started, as far as is known."""
 
-    async def to_its_end(self, seeing: Coroutine[Any, Any, Observation]) -> ContainerResult:
+    async def to_its_end(self, work: Coroutine[Any, Any, ContainerResult]) -> ContainerResult:
         """What came of one of `from_the_start`, `from_the_middle` and `after_the_end`."""
         try:
-            seen = await seeing
+            result = await work
         except EngineError as error:
             await self._kill()
-            seen = Observation(failure=error)
+            result = failed(self._job, error)
         except Exception as error:
             log.exception("job %s", self._job.job_id)
             await self._kill()
             said = f"the worker itself failed: {type(error).__name__}: {error}"
-            seen = Observation(failure=WorkerFailure(said))
+            result = failed(self._job, WorkerFailure(said))
         finally:
             await self._monitor.close()
         self._output.end()
         return replace(
-            result_of(self._job, seen),
+            result,
             usage=self._usage,
             stdout_count=self._output.count(Stream.STDOUT),
             stderr_count=self._output.count(Stream.STDERR),
@@ -202,7 +204,7 @@ class ContainerRun:
 
     # -- beginning --------------------------------------------------------------------------
 
-    async def from_the_start(self, starts: Callable[[], Awaitable[None]] | None) -> Observation:
+    async def from_the_start(self, starts: Callable[[], Awaitable[None]] | None) -> ContainerResult:
         try:
             image, mounts = await self._stopping.unless(self._prepared())
         except Stopped:
@@ -219,23 +221,22 @@ class ContainerRun:
         failpoint("container-started")
         return await self._see_through(self._job.limits.max_runtime_seconds)
 
-    async def from_the_middle(self, seconds: float) -> Observation:
+    async def from_the_middle(self, seconds: float) -> ContainerResult:
         """Go on with a container that runs; so many seconds are left of its time."""
         await self._monitor.resume()
         return await self._see_through(seconds)
 
-    async def after_the_end(self, *, out_of_time: bool) -> Observation:
+    async def after_the_end(self, *, out_of_time: bool) -> ContainerResult:
         await self._monitor.resume()  # some engines keep the last of what it wrote
-        seen = await self._call(self._monitor.exit(), "say how the container ended")
-        await asyncio.gather(self._monitor.finish(), self._look_at_usage())
-        left = replace(await self._left_behind(), exit=seen)
-        if seen.code not in _ENDED or seen.oom:
-            return left
+        exit = await self._call(self._monitor.exit(), "say how the container ended")
+        result = await self._exited(exit)
+        if exit.code not in _ENDED or exit.oom:
+            return result
         # The worker that died had ended it: nobody else does once that was asked for, or the time
         # is over.
         if self._stopping.requested:
-            return replace(left, cause=Cause.CANCELLED, reason=self._stopping.reason)
-        return replace(left, cause=Cause.TIMEOUT) if out_of_time else left
+            return self._cancelled()
+        return ended(self._job, Cause.TIMEOUT) if out_of_time else result
 
     async def _prepared(self) -> tuple[Image, tuple[Mount, ...]]:
         image = await self._image()
@@ -307,28 +308,41 @@ class ContainerRun:
 
     # -- running ----------------------------------------------------------------------------
 
-    async def _see_through(self, seconds: float) -> Observation:
-        ended = asyncio.ensure_future(self._monitor.exit())
+    async def _see_through(self, seconds: float) -> ContainerResult:
+        exit = asyncio.ensure_future(self._monitor.exit())
         watch = asyncio.ensure_future(self._until_too_much()) if self._job.outputs else None
-        ends = (ended, self._stopping.future, *([watch] if watch else ()))
+        ends = (exit, self._stopping.future, *([watch] if watch else ()))
         try:
             await done_within(self._clock, max(seconds, 0.0), *ends)
-            await self._while_engine_is_away(ended)
-            if ended.done() and not (self._stopping.requested and ended.exception()):
-                await asyncio.gather(self._monitor.finish(), self._look_at_usage())
-                return replace(await self._left_behind(), exit=ended.result())
+            await self._while_engine_is_away(exit)
+            if exit.done() and not (self._stopping.requested and exit.exception()):
+                return await self._exited(exit.result())
             cause = self._cause(watch)
             await drop(watch)
-            return await self._end_it(ended, cause)
+            return await self._end_it(exit, cause)
         finally:
-            await drop(ended, watch)
+            await drop(exit, watch)
 
-    async def _while_engine_is_away(self, ended: asyncio.Future[ExitStatus]) -> None:
+    async def _exited(self, exit: ExitStatus) -> ContainerResult:
+        await asyncio.gather(self._monitor.finish(), self._look_at_usage())
+        if exit.code and (failure := self._command_failure()) is not None:
+            return failed(self._job, failure)
+        too_much = await self._has_too_much(patience=0)
+        return exited(self._job, exit, too_much_output=too_much, hidden=self._hidden_looks > 0)
+
+    def _command_failure(self) -> EngineError | None:
+        """Where the container has an init program, that is started, whatever the command is."""
+        stdout, stderr = map(self._output.count, Stream)
+        if stdout.bytes or not 0 < stderr.bytes <= _INIT_WORDS:
+            return None
+        return command_failure(self._output.page(Stream.STDERR, 0, _INIT_WORDS).data)
+
+    async def _while_engine_is_away(self, exit: asyncio.Future[ExitStatus]) -> None:
         """Whether a container that can't be reached has ended by itself is known only later."""
-        if not ended.done() and not self._monitor.present.is_set():
+        if not exit.done() and not self._monitor.present.is_set():
             back = asyncio.ensure_future(self._monitor.present.wait())
             try:
-                await asyncio.wait((ended, back), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((exit, back), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await drop(back)
 
@@ -337,39 +351,43 @@ class ContainerRun:
             return Cause.CANCELLED
         return Cause.OUTPUT_LIMIT if watch and watch.done() else Cause.TIMEOUT
 
-    async def _end_it(self, ended: asyncio.Future[ExitStatus], cause: Cause) -> Observation:
-        await self._stop(ended)
+    async def _end_it(self, exit: asyncio.Future[ExitStatus], cause: Cause) -> ContainerResult:
+        await self._stop(exit)
         await asyncio.gather(self._monitor.finish(), self._look_at_usage())
-        seen = Observation(cause=cause, hidden=self._hidden_looks > 0)
-        if cause is Cause.CANCELLED:
-            seen = self._cancelled()
-        if ended.done() and ended.exception() is None:
-            return replace(seen, exit=ended.result())
-        await self._kill()
-        return replace(seen, stuck=True)
+        stuck = not exit.done() or exit.exception() is not None
+        if stuck:
+            await self._kill()
+        return ended(
+            self._job,
+            cause,
+            reason=self._stopping.reason,
+            exit=None if stuck else exit.result(),
+            hidden=self._hidden_looks > 0,
+            stuck=stuck,
+        )
 
-    async def _stop(self, ended: asyncio.Future[ExitStatus]) -> None:
+    async def _stop(self, exit: asyncio.Future[ExitStatus]) -> None:
         """TERM, a grace, KILL. No engine that hangs, fails or dies can make this take longer than
         the grace and `KILL_WAITS` together.
 
         A container whose output is not read blocks, and its engine may then wait for ever with a
         kill. So a kill that times out is repeated after the streams were closed."""
         grace, name = self._config.stop_grace, self._name
-        if grace > 0 and await self._send(self._engine.signal(name, signal.SIGTERM), ended, grace):
+        if grace > 0 and await self._send(self._engine.signal(name, signal.SIGTERM), exit, grace):
             return
         for seconds in KILL_WAITS:
-            if await self._send(self._engine.kill(name), ended, seconds):
+            if await self._send(self._engine.kill(name), exit, seconds):
                 return
             self._monitor.let_go()
 
     async def _send(
-        self, call: Coroutine[Any, Any, None], ended: asyncio.Future[Any], seconds: float
+        self, call: Coroutine[Any, Any, None], exit: asyncio.Future[Any], seconds: float
     ) -> bool:
         """Make the call and wait for the end, whether the call is answered or not. An engine that
         is gone is told by whoever waits for the end."""
         sending = asyncio.ensure_future(call)
         try:
-            return await done_within(self._clock, seconds, ended)
+            return await done_within(self._clock, seconds, exit)
         finally:
             await drop(sending)
 
@@ -377,11 +395,6 @@ class ContainerRun:
         """Until its output folder holds more than it may."""
         while not await self._has_too_much():
             await self._clock.sleep(_LOOK_AT_OUTPUT)
-
-    async def _left_behind(self) -> Observation:
-        """What is to be said of its output folder once it has ended."""
-        too_much = await self._has_too_much(patience=0)
-        return Observation(too_much_output=too_much, hidden=self._hidden_looks > 0)
 
     async def _has_too_much(self, patience: int = _HIDDEN_LOOKS) -> bool:
         """A folder that can't be looked into counts as too much, after so many looks: many
@@ -403,8 +416,8 @@ class ContainerRun:
 
     # -- within -----------------------------------------------------------------------------
 
-    def _cancelled(self) -> Observation:
-        return Observation(cause=Cause.CANCELLED, reason=self._stopping.reason)
+    def _cancelled(self) -> ContainerResult:
+        return ended(self._job, Cause.CANCELLED, reason=self._stopping.reason)
 
     async def _kill(self) -> None:
         """A last try; whoever removes the container tries again."""

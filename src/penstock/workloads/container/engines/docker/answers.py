@@ -186,21 +186,6 @@ class Progress(Struct, frozen=True, rename="camel"):
         return self.error or (self.error_detail.message if self.error_detail else "")
 
 
-class PathStat(Struct, frozen=True, rename="camel"):
-    """A file in a container. Its mode is Go's, whose upper bits tell of links and folders."""
-
-    mode: int
-    link_target: str = ""
-
-    @property
-    def is_link(self) -> bool:
-        return bool(self.mode & 1 << 27)
-
-    @property
-    def is_program(self) -> bool:
-        return not self.mode & 1 << 31 and bool(self.mode & 0o111)
-
-
 _NEVER_STARTED = frozenset(["created", "configured", "initialized", "initializing"])
 _STARTED = frozenset(["running", "paused", "restarting", "stopping"])
 

@@ -111,11 +111,6 @@ class Api:
         async with self.open(method, path, query, body, timeout=timeout) as answer:
             return await self._whole(answer, timeout)
 
-    async def header(self, path: str, query: Query, name: str) -> str:
-        """A header of the answer to HEAD."""
-        async with self.open("HEAD", path, query) as answer:
-            return answer.headers.get(name, "")
-
     async def wait(
         self, kind: type[T], path: str, query: Query | None = None, *, patient: bool = False
     ) -> T:
@@ -166,7 +161,7 @@ class Api:
         self._answers.add(answer)
         try:
             if answer.status >= 400:
-                raise self.refusal(answer.status, await self._whole(answer, timeout), method)
+                raise self.refusal(answer.status, await self._whole(answer, timeout))
             if answer.status >= 300 and answer.status != _UNCHANGED:
                 raise self.nonsense(f"status {answer.status}")
             yield answer
@@ -174,9 +169,7 @@ class Api:
             self._answers.discard(answer)
             answer.release() if answer.content.is_eof() else answer.close()
 
-    def refusal(self, status: int, body: bytes, method: str = "") -> EngineError:
-        if method == "HEAD":
-            return Refused(status, f"status {status}")
+    def refusal(self, status: int, body: bytes) -> EngineError:
         return Refused(status, self.decoded(Refusal, body).message.strip())
 
     def decoded(self, kind: type[T], body: bytes) -> T:

@@ -62,7 +62,7 @@ from penstock.workloads.container.engines.docker.attach import (
     attach,
 )
 from penstock.workloads.container.engines.docker.build import Builder, PodmanBuild
-from penstock.workloads.container.engines.docker.images import Commands, Images, by_labels
+from penstock.workloads.container.engines.docker.images import Images, by_labels
 from penstock.workloads.container.engines.docker.spec import NO_GPU, create_body, has_gpu
 from penstock.workloads.container.engines.docker.usage import Meters
 from penstock.workloads.container.job import Stream, Usage
@@ -81,14 +81,11 @@ class DockerEngine:
         self._api = Api(str(socket).removeprefix("unix://"), timeout)
         self._images = Images(self._api)
         self._builder = Builder(self._api, self._images)
-        self._commands = Commands(self._api)
         self._meters = Meters(self._api)
         self._init = True
         """False once Podman has said that it has none."""
         self._profile: tempfile._TemporaryFileWrapper[bytes] | None = None
         self._info: Info | None = None
-        self._created: dict[str, ContainerSpec] = {}
-        """Containers made here and not yet started."""
         self._attached: dict[str, set[Attachment | LogSession]] = {}
 
     # -- itself -------------------------------------------------------------------
@@ -197,8 +194,6 @@ class DockerEngine:
             log.warning("%s; containers run without an init", refused.message)
             self._init = False
             await self.create(spec)
-        else:
-            self._created[spec.name] = spec
 
     async def _check(self, spec: ContainerSpec) -> None:
         """Raises Unsupported for what this engine would ignore."""
@@ -258,9 +253,6 @@ class DockerEngine:
         return lambda session: self._attached.get(name, set()).discard(session)
 
     async def start(self, name: str) -> None:
-        spec = self._created.pop(name, None)
-        if spec is not None:
-            await self._commands.check(spec, (await self._images.known(spec.image)).value())
         try:
             await self._api.tell("POST", container(name, "/start"))
         except Refused as refused:
@@ -327,7 +319,6 @@ class DockerEngine:
     async def remove(self, name: str) -> None:
         self._let_go(name)
         await self._meters.end(name)
-        self._created.pop(name, None)
         try:
             async with asyncio.timeout(self._api.timeout):
                 # Nothing tells when somebody else's removal is through.

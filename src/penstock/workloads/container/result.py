@@ -1,20 +1,14 @@
-"""What was seen of a container, and the result that follows from it.
+"""The result of a job, from how its container ended.
 
-In this order:
-
-1. The worker ended it: the reason for that is the job's end, whatever code it exited with.
-2. Something went wrong before it ran, or with the engine.
-3. It left more in its output folder than it may.
-4. Its exit code. The engine's word that memory ran out counts only for a code that is not 0: a
-   child may have been killed, and the program may have coped with that.
+What the worker did to it counts before what it did itself: the exit code of a container that was
+ended for its time limit says nothing. The engine's word that memory ran out counts only for a code
+that is not 0: a child may have been killed, and the program may have coped with that.
 """
 
 from __future__ import annotations
 
 import signal
 from enum import StrEnum
-
-from msgspec import Struct
 
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.engine import EngineError, ExitStatus
@@ -32,33 +26,10 @@ class Cause(StrEnum):
     OUTPUT_LIMIT = "OUTPUT_LIMIT"
 
 
-class Observation(Struct, frozen=True, kw_only=True):
-    """What was seen of a job."""
-
-    exit: ExitStatus | None = None
-    """None if no container ran, or nobody saw its end."""
-    cause: Cause | None = None
-    reason: str = ""
-    """Of a cancel."""
-    failure: EngineError | None = None
-    """What kept the job from running, or from being seen to its end."""
-    too_much_output: bool = False
-    hidden: bool = False
-    """The output folder has a folder that the worker can't look into; that counts as too much."""
-    stuck: bool = False
-    """The container withstood every attempt to end it."""
-
-
-def result_of(job: ContainerJob, seen: Observation) -> ContainerResult:
-    """The state, the exit code and the error of a job; the rest is filled in elsewhere."""
-    if seen.cause is not None:
-        return _ended_by_worker(job, seen, seen.cause)
-    if (failure := seen.failure) is not None:
-        field = getattr(failure, "field", "")
-        return _failed(failure.code, _message(job, failure), failure.exit_code, field)
-    if seen.exit is None:
-        return _failed(ErrorCode.RUNTIME_ERROR, "the end of the container was not observed")
-    return _exited(job, seen.exit, seen)
+def failed(job: ContainerJob, failure: EngineError) -> ContainerResult:
+    """Something kept the job from running, or from being seen to its end."""
+    field = getattr(failure, "field", "")
+    return _failed(failure.code, _message(job, failure), failure.exit_code, field)
 
 
 def _message(job: ContainerJob, failure: EngineError) -> str:
@@ -77,7 +48,17 @@ def _message(job: ContainerJob, failure: EngineError) -> str:
     return message
 
 
-def _ended_by_worker(job: ContainerJob, seen: Observation, cause: Cause) -> ContainerResult:
+def ended(
+    job: ContainerJob,
+    cause: Cause,
+    *,
+    reason: str = "",
+    exit: ExitStatus | None = None,
+    hidden: bool = False,
+    stuck: bool = False,
+) -> ContainerResult:
+    """The worker ended it. `reason`: of a cancel; `hidden`: for a folder in /output that the worker
+    can't look into; `stuck`: the container withstood every attempt to end it."""
     exit_code = None
     if cause is Cause.TIMEOUT:
         seconds = number(job.limits.max_runtime_seconds)
@@ -86,16 +67,19 @@ def _ended_by_worker(job: ContainerJob, seen: Observation, cause: Cause) -> Cont
             "the container was ended"
         )
     elif cause is Cause.OUTPUT_LIMIT:
-        message = _too_much_output(job, seen) + "; the container was ended"
-        exit_code = seen.exit.code if seen.exit is not None else None
+        message = _too_much_output(job, hidden) + "; the container was ended"
+        exit_code = exit.code if exit is not None else None
     else:
-        message = seen.reason or "cancelled"
-    if seen.stuck:
+        message = reason or "cancelled"
+    if stuck:
         message += " (the engine has not yet said that it is gone; this worker keeps trying)"
     return _failed(ErrorCode(cause), message, exit_code)
 
 
-def _exited(job: ContainerJob, exit: ExitStatus, seen: Observation) -> ContainerResult:
+def exited(
+    job: ContainerJob, exit: ExitStatus, *, too_much_output: bool = False, hidden: bool = False
+) -> ContainerResult:
+    """It ended by itself."""
     known = exit.code is not None and not (exit.code == 0 and exit.error)
     if not known and exit.oom:
         return _failed(ErrorCode.OOM_KILLED, _out_of_memory(job), _MEMORY_KILL)
@@ -103,8 +87,8 @@ def _exited(job: ContainerJob, exit: ExitStatus, seen: Observation) -> Container
         why = exit.error or "it gave no reason"
         message = f"the container engine can't tell how the container ended: {why}"
         return _failed(ErrorCode.ENGINE_ERROR, message)
-    if seen.too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
-        return _failed(ErrorCode.OUTPUT_LIMIT, _too_much_output(job, seen), exit.code)
+    if too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
+        return _failed(ErrorCode.OUTPUT_LIMIT, _too_much_output(job, hidden), exit.code)
     if exit.code == 0:
         return ContainerResult(state=ContainerJobState.FINISHED, exit_code=0)
     if exit.oom:
@@ -137,8 +121,8 @@ def _out_of_memory(job: ContainerJob) -> str:
     )
 
 
-def _too_much_output(job: ContainerJob, seen: Observation) -> str:
-    if seen.hidden:
+def _too_much_output(job: ContainerJob, hidden: bool) -> str:
+    if hidden:
         return (
             "made a folder in /output that this worker can't look into; leave it readable for "
             "everybody, or run the worker as root"
