@@ -25,6 +25,7 @@ from penstock.core.job import (
     Unique,
 )
 from penstock.core.pointer import encode_data
+from penstock.core.trace import TraceParent
 from penstock.ports.engine_api import KeyRole, Submitted
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class Submission(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     unique: UniqueFields | None = None
     complete: bool = False
     """Do not apply the topic's defaults."""
+    traceparent: str | None = None
+    """W3C trace context. May be the traceparent header."""
 
 
 async def request_of(call: Call, given: Submission, where: str = "", key: str = "") -> JobRequest:
@@ -116,6 +119,7 @@ async def request_of(call: Call, given: Submission, where: str = "", key: str = 
         run_at=run_at,
         tenant=given.tenant or call.tenant(),
         idempotency_key=agreed_key(given.idempotency_key, key),
+        traceparent=given.traceparent or header_trace(call),
         retry=NO_RETRY if given.retry is None else RetryPolicy(*astuple(given.retry)),
         unique=None if given.unique is None else Unique(*astuple(given.unique)),
     )
@@ -151,6 +155,15 @@ def header_key(call: Call) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidRequest("Idempotency-Key", "is not UTF-8") from None
+
+
+def header_trace(call: Call) -> str | None:
+    """What the traceparent header says; one that is not valid is ignored, as W3C asks."""
+    value = call.headers.get(b"traceparent")
+    if value is None:
+        return None
+    found = TraceParent.parse(value.decode("latin-1").strip())
+    return None if found is None else str(found)
 
 
 def agreed_key(in_body: str | None, in_header: str) -> str | None:

@@ -68,7 +68,13 @@ from penstock.ports.engine_api import (
     StreamQuery,
 )
 from penstock.ports.store import JobConditions, JobQuery, LogLine, StepQuery
-from penstock.workloads.function.context import awaiting, child_keys, running, waiting
+from penstock.workloads.function.context import (
+    awaiting,
+    child_keys,
+    current_span,
+    running,
+    waiting,
+)
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.options import SubmitOptions, checked, with_keys
 from penstock.workloads.llm.batches import Batches
@@ -719,6 +725,8 @@ def request_fields(
             fields["by_parent"] = not (named or fresh)
         fields.setdefault("tenant", ctx.request.tenant)
         fields["principal"] = ctx.request.principal
+    if "traceparent" not in fields and (span := current_span()) is not None:
+        fields["traceparent"] = span
     return fields
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock import __version__
 from penstock.adapters.files.blobs import FileBlobs
@@ -35,7 +35,8 @@ from penstock.control.schedules import ScheduleRunner
 from penstock.control.statistics import Statistics
 from penstock.control.stream import EventStream
 from penstock.control.workers import Pool, Roster
-from penstock.core.job import IdSource, Timeouts
+from penstock.core.errors import Misconfigured
+from penstock.core.job import IdSource, Job, Timeouts
 from penstock.ports.blobs import Blobs
 from penstock.ports.bus import MemoryBus
 from penstock.ports.clock import Clock
@@ -50,7 +51,11 @@ from penstock.workloads.llm.batch_service import BatchApi, BatchService
 from penstock.workloads.llm.values import MODEL_TOPICS
 from penstock.workloads.pipeline.executor import PipelineExecutor
 from penstock.workloads.pipeline.records import TOPIC as PIPELINE_TOPICS
+from penstock.workloads.pipeline.records import StageStatus, pipeline_of
 from penstock.workloads.pipeline.service import PipelineApi, PipelineService
+
+if TYPE_CHECKING:
+    from penstock.adapters.otel.traces import TraceExporter
 
 
 class Service(Protocol):
@@ -131,6 +136,7 @@ def assemble(
         max_input=settings.limits.max_input,
         max_waiting=settings.limits.max_waiting,
         ids=ids,
+        traces=bool(settings.telemetry.otlp_endpoint),
     )
     pipelines = PipelineService(
         store,
@@ -162,6 +168,11 @@ def assemble(
 
         taken = PostgresInbox(settings.store)
         inbox = {"inbox": InboxService(taken, gateway, blobs, clock)}
+    traces: dict[str, Service] = {}
+    if endpoint := settings.telemetry.otlp_endpoint:
+        exporter = _trace_exporter(endpoint, store, pipelines)
+        store.listen(exporter.hear)
+        traces = {"traces": exporter}
     keys, credentials = KeyRegistry(store, clock, token), CredentialRegistry(store, clock)
     return Parts(
         store=store,
@@ -197,6 +208,7 @@ def assemble(
             "batches": batches,
             "statistics": statistics,
             **inbox,
+            **traces,
         },
         restores=(
             keys.load,
@@ -290,6 +302,33 @@ def _topic_for(open_jobs: OpenJobs, model: str) -> str:
             if topic in served:
                 return topic
     return topics[0]
+
+
+def _trace_exporter(endpoint: str, store: Ledger, pipelines: PipelineService) -> TraceExporter:
+    try:
+        from penstock.adapters.otel.traces import Part, TraceExporter, otlp_exporter
+    except ImportError as error:
+        raise Misconfigured(
+            f"telemetry.otlp_endpoint is set, and {error.name} is not installed",
+            hint="pip install 'penstock[otel]'",
+        ) from None
+
+    async def stages(job: Job) -> list[Part]:
+        if pipeline_of(job.request.topic) is None:
+            return []
+        record = await pipelines.reader.record(job, config={})
+        return [
+            Part(
+                stage.name,
+                stage.started_at,
+                stage.finished_at or job.finished_at or job.updated_at,
+                "STAGE_FAILED" if stage.status is StageStatus.FAILED else "",
+            )
+            for stage in record.stages
+            if stage.started_at is not None
+        ]
+
+    return TraceExporter(otlp_exporter(endpoint), __version__, store.history, stages)
 
 
 def _about(settings: Settings, rules: str, clock: Clock) -> EngineStatus:

@@ -203,6 +203,15 @@ class StorageSettings(Section, frozen=True, kw_only=True):
     `file:` pointers are followed in `<data_dir>/files` and in folders listed here."""
 
 
+class TelemetrySettings(Section, frozen=True, kw_only=True):
+    """What the engine tells other systems about its jobs."""
+
+    otlp_endpoint: str = ""
+    """The OpenTelemetry collector to which the traces of jobs are sent (OTLP over HTTP), as
+    `http://127.0.0.1:4318`; empty means that none are. Headers and certificates are read from the
+    environment variables `OTEL_EXPORTER_OTLP_*`."""
+
+
 class ContainerSettings(Section, frozen=True, kw_only=True):
     """Container jobs (`job.container.run`)."""
 
@@ -349,6 +358,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     timeouts: TimeoutSettings = TimeoutSettings()
     limits: LimitSettings = LimitSettings()
     storage: StorageSettings = StorageSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     def changed(self, **changes: Any) -> Settings:
         """A copy with these settings; one of a section as `http__listen=""`. Checks nothing."""

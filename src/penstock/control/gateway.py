@@ -34,6 +34,7 @@ from penstock.core.job import (
 )
 from penstock.core.ledger import Accept, Answer, ChangeOutcome, Move
 from penstock.core.pointer import check_size, decode_data
+from penstock.core.trace import attempt_span
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
@@ -70,13 +71,17 @@ class Gateway:
         max_input: int = 64 << 20,
         max_waiting: int = 0,
         ids: IdSource | None = None,
+        traces: bool = False,
     ) -> None:
+        """`traces`: children join the trace of their parent, also where that has none of a
+        caller's."""
         self.store, self.blobs, self.open_jobs, self.clock = store, blobs, open_jobs, clock
         self._checks, self._max_input = checks or {}, max_input
         self._max_waiting = max_waiting
         self._refuse_unknown = refuse_unknown
         self._ids = ids or IdSource()
         self._known: set[str] = set()
+        self._traces = traces
 
     # -- in -----------------------------------------------------------------------
 
@@ -235,7 +240,12 @@ class Gateway:
             if not request.detached and parent.is_final:
                 _check_succeeded(parent)
             if (chain := chain_of(parent.request)) != child_of:
-                accepts[index] = replace(accept, request=replace(request, child_of=chain))
+                request = replace(request, child_of=chain)
+            if request.traceparent is None and (self._traces or parent.request.traceparent):
+                span = attempt_span(parent.request, parent.attempt)
+                request = replace(request, traceparent=str(span))
+            if request is not accept.request:
+                accepts[index] = replace(accept, request=request)
 
     async def _parent(self, child_of: str, parent_id: str | None) -> Job | None:
         """The try of a job in which another is submitted."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import NO_RETRY, JobRequest, RetryPolicy
+from penstock.core.trace import caller_span
 
 DAY = 86_400.0
 MAX_TIMEOUT = 30 * DAY
@@ -76,6 +77,8 @@ def check_request(request: JobRequest, now: float) -> None:
         _check_after(request)
     elif request.takes_results:
         raise InvalidRequest("takes_results", "there is no job in after to take a result of")
+    if request.traceparent is not None and caller_span(request) is None:
+        raise InvalidRequest("traceparent", "is not a W3C trace context (00-<trace>-<span>-01)")
     if request.unique is not None:
         _check_text("unique.key", request.unique.key, MAX_KEY * 2, empty=False)
         if request.unique.period is not None:

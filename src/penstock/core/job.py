@@ -142,6 +142,8 @@ class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     """The job inside which it was submitted, by its first try; a retry of it keeps this."""
     detached: bool = False
     """Whether it goes on when the job that it is a child of ends without success."""
+    traceparent: str | None = None
+    """W3C trace context: the span within which it was submitted (`penstock.core.trace`)."""
 
 
 class JobResult(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -363,8 +365,10 @@ def keeps_out(held: Job, now: float) -> bool:
     return not held.is_final
 
 
-_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number", "complete", "principal"})
-"""Fields that may differ in a repeated request: generated ids, times relative to now."""
+_MAY_DIFFER = frozenset(
+    {"job_id", "run_at", "deadline", "retry_number", "complete", "principal", "traceparent"}
+)
+"""Fields that may differ in a repeated request: generated ids, times relative to now, traces."""
 _CHILD_MAY_DIFFER = _MAY_DIFFER | {"parent_job_id"}
 
 

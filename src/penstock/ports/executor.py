@@ -208,6 +208,10 @@ class Context(Protocol):
     def cancel(self) -> CancelToken: ...
 
     @property
+    def traceparent(self) -> str:
+        """W3C trace context of this attempt: what calls to other systems send as `traceparent`."""
+
+    @property
     def ended_as(self) -> JobState:
         """What a requested end is to count as: CANCELLED, TIMEOUT, or FAILED when the worker
         stops."""

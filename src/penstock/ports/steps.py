@@ -21,6 +21,7 @@ from penstock import values
 from penstock.core.errors import InvalidRequest, PenstockError, StepFailed
 from penstock.core.job import Cancelled, JobRequest, Retry
 from penstock.core.ledger import Step
+from penstock.core.trace import attempt_span
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +55,11 @@ class RunsSteps:
 
     attempt: Any
     request: Any
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context of this attempt, for calls to other systems."""
+        return str(attempt_span(self.request, self.attempt))
 
     if typing.TYPE_CHECKING:
 

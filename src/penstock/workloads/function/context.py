@@ -7,9 +7,10 @@ whatever a job awaits.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -31,6 +32,39 @@ def current() -> Context:
             hint="penstock.current() works inside a job, and not in threads it starts by itself",
         )
     return ctx
+
+
+def current_span() -> str | None:
+    """The `traceparent` of the OpenTelemetry span that is current here, if the program has one."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return None
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
+
+
+_UNTRACED = nullcontext()
+
+
+def traced(ctx: Context) -> AbstractContextManager[None]:
+    """Spans that the program begins within are children of the attempt's span."""
+    return _traced(ctx) if "opentelemetry.trace" in sys.modules else _UNTRACED
+
+
+@contextmanager
+def _traced(ctx: Context) -> Generator[None]:
+    from opentelemetry import context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    token = context.attach(
+        TraceContextTextMapPropagator().extract({"traceparent": ctx.traceparent})
+    )
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 def is_being_cancelled() -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.ports.executor import SCHEMA, Context, Outcome, Task
-from penstock.workloads.function.context import is_being_cancelled, running
+from penstock.workloads.function.context import is_being_cancelled, running, traced
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.options import Mode
 from penstock.workloads.function.outcomes import (
@@ -109,7 +109,8 @@ class FunctionExecutor:
             return bad_input(wrong)
         token = running.set(ctx)
         try:
-            value = await signature.call(function.fn, arguments, ctx)
+            with traced(ctx):
+                value = await signature.call(function.fn, arguments, ctx)
             return returned(value, signature, self._max_result)
         except asyncio.CancelledError as error:
             if is_being_cancelled():

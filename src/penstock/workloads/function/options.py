@@ -98,6 +98,8 @@ class SubmitOptions(TypedDict, total=False):
     capability: str
     risk_tags: Iterable[str]
     estimated_cost: float
+    traceparent: str
+    """W3C trace context; by default that of the current OpenTelemetry span."""
 
 
 # -- a definition -----------------------------------------------------------------
@@ -342,4 +344,5 @@ _CHECKERS: dict[str, Checker] = {
     "capability": _name,
     "risk_tags": _tags,
     "estimated_cost": _amount,
+    "traceparent": _text,
 }

@@ -34,7 +34,7 @@ from penstock.core.job import RETRY_REQUESTED, Cancelled, Retry
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import IN_JOB_LOG, JOB_LOGGER, Context, Outcome
-from penstock.workloads.function.context import running
+from penstock.workloads.function.context import running, traced
 from penstock.workloads.function.definition import Signature, WrongResult
 from penstock.workloads.function.options import Mode, kinds
 
@@ -68,7 +68,7 @@ def perform(
         return bad_input(wrong)
     token = running.set(ctx)
     try:
-        with limits:
+        with limits, traced(ctx):
             value = signature.call(fn, arguments, ctx)
         return returned(value, signature, max_result)
     except BaseException as error:

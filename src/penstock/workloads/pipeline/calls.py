@@ -30,7 +30,7 @@ from penstock.core.job import IN_VAIN, Cancelled
 from penstock.core.pointer import JSON
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
-from penstock.workloads.function.context import is_being_cancelled, running
+from penstock.workloads.function.context import is_being_cancelled, running, traced
 from penstock.workloads.function.outcomes import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
@@ -167,11 +167,12 @@ class Calls:
         ctx: Any = spec.ctx
         token = running.set(ctx)
         try:
-            result = spec.begin()
-            if spec.stage.shape.is_generator:
-                value = await _drained(result, self._options.max_outputs)
-            else:
-                value = await result
+            with traced(ctx):
+                result = spec.begin()
+                if spec.stage.shape.is_generator:
+                    value = await _drained(result, self._options.max_outputs)
+                else:
+                    value = await result
             return spec.stage.codec.output(value)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
@@ -309,11 +310,12 @@ def _perform(spec: CallSpec, most: int) -> Ended:
     ctx: Any = spec.ctx
     token = running.set(ctx)
     try:
-        value = spec.begin()
-        if spec.stage.shape.is_generator:
-            generator, value = value, list(islice(value, most + 1))
-            generator.close()
-            _check_count(value, most)
+        with traced(ctx):
+            value = spec.begin()
+            if spec.stage.shape.is_generator:
+                generator, value = value, list(islice(value, most + 1))
+                generator.close()
+                _check_count(value, most)
         return spec.stage.codec.output(value)
     except BaseException as error:
         return error

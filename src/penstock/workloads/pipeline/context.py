@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from penstock.core.errors import NotFound
 from penstock.core.job import JobRequest
+from penstock.core.trace import part_span
 from penstock.ports.executor import CancelToken, Context, Environment, WaitContext
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.definition import Definition
@@ -201,6 +202,11 @@ class StageContext:
     @property
     def trace_id(self) -> str:
         return self._run.record.trace_id
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context of the stage: what calls to other systems send as `traceparent`."""
+        return str(part_span(self.request, self.stage))
 
     @property
     def pipeline(self) -> str:
