@@ -26,7 +26,7 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.engines.oci.bundle import INIT, MOUNT_POINTS, Process, process_of
 from penstock.workloads.container.engines.oci.containers import Containers, has_labels
-from penstock.workloads.container.engines.oci.images import LARGEST, ImageStore, can_fetch, fetch
+from penstock.workloads.container.engines.oci.images import LARGEST, ImageStore, can_pull, pull
 from penstock.workloads.container.engines.oci.machine import OciMachine, Runtime, version_of
 from penstock.workloads.container.engines.oci.rootfs import check_command, resolve
 from penstock.workloads.container.engines.oci.streams import AttachedStreams
@@ -59,7 +59,7 @@ class OciEngine:
             version=await version_of(machine.runtime),
             runtimes=machine.runtimes(),
             root_dir=str(self._root),
-            can_pull=can_fetch(),
+            can_pull=can_pull(),
             where=machine.runtime.path,
             security=("seccomp", "no-new-privileges", "init" if machine.init else NO_INIT),
         )
@@ -100,7 +100,7 @@ class OciEngine:
         return [image for image in found if has_labels(image.labels, labels)]
 
     async def pull(self, reference: str, auth: RegistryAuth | None = None) -> Image:
-        return await fetch(self.store, reference, auth)
+        return await pull(self.store, reference, auth)
 
     async def build(self, request: BuildRequest, on_log: Callable[[bytes], None]) -> Image:
         raise Unsupported("The oci engine can't build images; use Docker or Podman for that.")

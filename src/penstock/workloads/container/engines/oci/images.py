@@ -1,11 +1,11 @@
-"""A small store of images: a folder each, and a file of names; filled from registries (by skopeo),
-and from files: what `docker save` writes, the OCI image layout as a tar, and a plain root file
-system.
+"""Image store: one folder per image and a file of names.
 
     <root>/<64 hex digits>/rootfs, image.json
     <root>/tags.json      also names with a registry's digest, as name@sha256:…
+    <root>/.new-…         an image that is being made; locked as long as somebody works on it
 
-An image appears at once, complete, or not at all. One program at a time changes the store.
+skopeo copies an image from a registry or an archive into an OCI layout, and umoci unpacks that. A
+plain root file system is copied by `cp` or `tar`. An image appears complete, or not at all.
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ import asyncio
 import base64
 import contextlib
 import fcntl
-import gzip
 import hashlib
-import lzma
 import os
-import platform
 import re
+import resource
 import secrets
+import select
 import shutil
+import subprocess
 import tarfile
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Any, BinaryIO, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from penstock.workloads.container.engine import (
     EngineError,
@@ -42,20 +40,107 @@ from penstock.workloads.container.engine import (
     RegistryAuth,
 )
 from penstock.workloads.container.engines.credentials import DOCKER_HUB
-from penstock.workloads.container.engines.oci.rootfs import BadImage, LayerTree
-from penstock.workloads.container.engines.programs import run_program
-from penstock.workloads.container.files.archives import decompressed
+from penstock.workloads.container.engines.oci.rootfs import finish, tree_digest, tree_size
+from penstock.workloads.container.files.tree import remove_tree
 
 LARGEST = 16 << 30
 """Bytes that an image may have, unpacked, unless a worker's settings say otherwise."""
-_LOCK_POLL = 0.05
+TOOLS = ("skopeo", "umoci")
+_ADVICE = "install skopeo and umoci: apt-get install skopeo umoci, or dnf install skopeo umoci"
+
 _NEW = ".new-"
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,254}")
 _IMAGE = msgspec.json.Decoder(Image)
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-_ADVICE = "`penstock container image load FILE` brings one in"
+_REF_NAME = "org.opencontainers.image.ref.name"
+_MOST_JSON = 16 << 20
+_TAR_OPTIONS = ("--same-owner", "--numeric-owner", "--force-local")
+_UNKNOWN = ("manifest unknown", "name unknown", "not found", "repository does not exist")
+
+
+class BadImage(EngineError):
+    """An archive that is no image, or one that can't be unpacked."""
+
+
+class _NewImage:
+    """A folder in which an image is made, by programs that are watched."""
+
+    def __init__(self, folder: Path, limit: int, stopped: Callable[[], bool]) -> None:
+        self.folder = folder
+        self.rootfs = folder / "rootfs"
+        self._limit = limit
+        self._stopped = stopped
+
+    def copy(self, source: str, *options: str) -> str:
+        """An image as an OCI layout. Returns the digest of its manifest."""
+        # umoci takes only gzip. skopeo unpacks some archives on the way, beside the layout.
+        how = ("--quiet", "--dest-compress-format=gzip", "--dest-compress-level=1", *options)
+        self.run("skopeo", "copy", *how, source, "oci:layout:image", watched=".", times=2)
+        [entry] = self._json("index.json")["manifests"]
+        return str(entry["digest"])
+
+    def unpack(self, digest: str) -> tuple[str, Mapping[str, Any]]:
+        """The root file system of the layout's image. Returns its id and its configuration."""
+        try:
+            identity = str(self._blob(digest)["config"]["digest"])
+            config = self._blob(identity).get("config") or {}
+        except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadImage(f"The image has an invalid manifest: {error!r}.") from error
+        self.run("umoci", "--log=error", "raw", "unpack", "--image", "layout:image", "rootfs")
+        return identity, config
+
+    def run(self, *command: str, watched: str = "rootfs", times: int = 1) -> None:
+        """A program, until it ends or what it writes is too large. Raises BadImage."""
+        program = shutil.which(command[0])
+        if program is None:
+            raise EngineError(f"There is no program {command[0]} in PATH; {_ADVICE}.")
+        limit = times * self._limit
+        with TemporaryFile() as said:
+            process = subprocess.Popen(
+                ("setpriv", "--pdeathsig", "KILL", program, *command[1:]),
+                cwd=self.folder,
+                env={**os.environ, "TMPDIR": str(self.folder), "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+            try:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+                self._watch(process.pid, self.folder / watched, limit)
+            finally:
+                process.kill()
+                process.wait()
+            if process.returncode:
+                said.seek(0)
+                text = said.read(_MOST_JSON).decode(errors="replace").strip()[-500:]
+                raise BadImage(text or f"{command[0]} ended with {process.returncode}.")
+
+    def _watch(self, pid: int, folder: Path, limit: int) -> None:
+        fd = os.pidfd_open(pid)
+        try:
+            pause, is_over = 0.05, False
+            while not is_over:
+                is_over = bool(select.select([fd], [], [], pause)[0])
+                if self._stopped():
+                    raise BadImage("The pull was cancelled.")
+                began = time.monotonic()
+                if tree_size(folder) > limit:
+                    raise BadImage(f"The image is larger than {limit} bytes (images.max_bytes).")
+                # A large tree takes a while to measure; most of the time is the program's.
+                pause = min(max(4 * (time.monotonic() - began), 0.05), 1.0)
+        finally:
+            os.close(fd)
+
+    def _json(self, path: str) -> Any:
+        with (self.folder / "layout" / path).open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_JSON))
+
+    def _blob(self, digest: str) -> Any:
+        if not _ID.fullmatch(digest):
+            raise ValueError(digest)
+        return self._json(f"blobs/sha256/{digest[7:]}")
 
 
 class ImageStore:
@@ -65,61 +150,99 @@ class ImageStore:
         self.root = root
         self._limit = limit
 
-    # -- bringing in ----------------------------------------------------------
+    # -- adding -----------------------------------------------------------------
 
-    def load(
+    def load(self, path: Path, tag: str = "") -> Image:
+        """From a file that `docker save`, `podman save` or `skopeo copy` wrote; its own tags are
+        taken unless one is given. Raises BadImage."""
+        transport, tags = _archive(path)
+        names = [_full_tag(each) for each in ((tag,) if tag else tags)]
+        with self._staging() as new:
+            # A colon in a path would mean something to skopeo.
+            (new.folder / "archive").symlink_to(path.absolute())
+            digest = new.copy(f"{transport}:archive", "--insecure-policy")
+            return self._add(new, *new.unpack(digest), names)
+
+    def pull(
         self,
-        path: Path,
-        tag: str = "",
-        *,
-        digest: bool = False,
+        reference: str,
+        auth: RegistryAuth | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Image:
-        """From a file that `docker save` or `podman save` wrote, or an OCI archive; its own
-        tags are taken unless one is given. Raises BadImage, also once it is `stopped`. With
-        `digest`, the tag is the name by which a registry knows it; one with a digest of its own
-        (`name@sha256:…`) changes no tag."""
-        with contextlib.closing(Archive(path)) as archive:
-            machine = platform.machine()
-            manifest = read_manifest(archive, _MACHINES.get(machine, machine))
-            if manifest is None:
-                raise BadImage(f"{path.name} is not an image; a root file system can be imported.")
-            names = _names(tag, manifest, digest)
-            with self._staging(stopped) as new:
-                tree = LayerTree(new / "rootfs", self._limit, stopped=stopped)
-                unpack(archive, manifest, tree)
-                return self._keep(new, tree, _described(manifest, tree.size), names)
+        """From a registry, by a tag or a digest; a digest changes no tag. Raises ImageNotFound,
+        PullFailed, BadImage. Once it is `stopped`, it raises soon, and leaves nothing."""
+        if not can_pull():
+            raise ImageNotFound(f"There is no image {reference!r} here. To pull images, {_ADVICE}.")
+        name = _digest_name(reference) if "@" in reference else _full_tag(reference)
+        with self._staging(stopped) as new:
+            options = () if auth is None else ("--authfile", _auth_file(new, reference, auth))
+            try:
+                digest = new.copy(f"docker://{name}", *options)
+            except BadImage as error:
+                unknown = any(word in str(error).lower() for word in _UNKNOWN)
+                raise (ImageNotFound if unknown else PullFailed)(str(error)) from None
+            names = [name] if "@" in name else [name, f"{name.rpartition(':')[0]}@{digest}"]
+            return self._add(new, *new.unpack(digest), names)
 
     def import_tree(
         self, source: Path, tag: str, *, cmd: Sequence[str] = (), env: Sequence[str] = ()
     ) -> Image:
         """From a folder, or a tar of one. Raises BadImage."""
-        name = _full_tag(tag)
-        if self.root.absolute().is_relative_to(source.absolute()):
-            raise BadImage(f"{source} holds the images themselves.")
+        name, source = _full_tag(tag), source.absolute()
+        if self.root.absolute().is_relative_to(source):
+            raise BadImage(f"{source} contains the image store itself.")
         with self._staging() as new:
-            tree = LayerTree(new / "rootfs", self._limit)
-            is_folder = source.is_dir()
-            with TemporaryFile(dir=new) if is_folder else source.open("rb") as packed:
-                if is_folder:
-                    _pack(source, packed)
-                digest = apply(tree, packed)
+            new.rootfs.mkdir()
+            if source.is_dir():
+                new.run("cp", "--archive", f"{source}/.", "rootfs")
+            else:
+                new.run("tar", "-xpf", str(source), *_TAR_OPTIONS, "--directory=rootfs")
             config = {"Cmd": list(cmd), "Env": list(env)}
-            described = {"os": "linux", "config": config, "rootfs": {"diff_ids": [digest]}}
-            manifest = Manifest(msgspec.json.encode(described), ())
-            return self._keep(new, tree, _described(manifest, tree.size), [name])
+            about = msgspec.json.encode([tree_digest(new.rootfs), config])
+            identity = f"sha256:{hashlib.sha256(about).hexdigest()}"
+            return self._add(new, identity, config, [name])
 
-    # -- asking ---------------------------------------------------------------
+    def _add(
+        self, new: _NewImage, identity: str, config: Mapping[str, Any], names: Sequence[str]
+    ) -> Image:
+        """The finished image, under its names."""
+        about = {
+            "id": identity,
+            "size": finish(new.rootfs),
+            "entrypoint": config.get("Entrypoint") or (),
+            "cmd": config.get("Cmd") or (),
+            "env": config.get("Env") or (),
+            "workdir": config.get("WorkingDir") or "",
+            "labels": config.get("Labels") or {},
+            "created": time.time(),
+        }
+        try:
+            image = msgspec.convert(about, Image)
+        except msgspec.ValidationError as error:
+            raise BadImage(f"The image has an invalid configuration: {error}.") from error
+        for rest in set(os.listdir(new.folder)) - {"rootfs"}:
+            remove_tree(new.folder / rest)
+        (new.folder / "image.json").write_bytes(msgspec.json.encode(image))
+        with self._locked():
+            if not self._place(image.id).exists():
+                new.folder.rename(self._place(image.id))
+            self._write_tags({**self._tags(), **dict.fromkeys(names, image.id)})
+            return self.find(image.id)
+
+    # -- asking -----------------------------------------------------------------
 
     def find(self, reference: str) -> Image:
         """By name (without a tag: `latest`), id, the beginning of an id, or digest."""
         found = self._id_of(reference)
-        if found is None:
-            raise ImageNotFound(f"There is no image {reference!r} here; {_ADVICE}.")
         try:
+            if found is None:
+                raise FileNotFoundError(reference)
             image = _IMAGE.decode((self._place(found) / "image.json").read_bytes())
         except (OSError, msgspec.DecodeError) as error:
-            raise ImageNotFound(f"There is no image {reference!r} here; {_ADVICE}.") from error
+            raise ImageNotFound(
+                f"There is no image {reference!r} here; "
+                "`penstock container image load FILE` brings one in."
+            ) from error
         names = sorted(name for name, kept in self._tags().items() if kept == found)
         return msgspec.structs.replace(
             image,
@@ -137,7 +260,7 @@ class ImageStore:
     def rootfs(self, image: Image) -> Path:
         return self._place(image.id) / "rootfs"
 
-    # -- taking out -----------------------------------------------------------
+    # -- removing ---------------------------------------------------------------
 
     def remove(self, reference: str) -> None:
         """By a name: only that name, unless it is the last one. Raises ImageNotFound."""
@@ -147,42 +270,34 @@ class ImageStore:
             named = self._tag_of(reference)
             if named and len(image.tags) > 1:
                 self._write_tags({tag: kept for tag, kept in tags.items() if tag != named})
-            else:
-                self._write_tags({tag: kept for tag, kept in tags.items() if kept != image.id})
-                away = self.root / f"{_NEW}{secrets.token_hex(8)}"
-                self._place(image.id).rename(away)
-                shutil.rmtree(away)
+                return
+            self._write_tags({tag: kept for tag, kept in tags.items() if kept != image.id})
+            away = self.root / f"{_NEW}{secrets.token_hex(8)}"
+            self._place(image.id).rename(away)
+            remove_tree(away)
 
-    # -- within ---------------------------------------------------------------
-
-    def _keep(self, new: Path, tree: LayerTree, image: Image, names: Sequence[str]) -> Image:
-        tree.finish()
-        (new / "image.json").write_bytes(msgspec.json.encode(image))
-        if not self._place(image.id).exists():
-            new.rename(self._place(image.id))
-        self._write_tags({**self._tags(), **dict.fromkeys(names, image.id)})
-        return self.find(image.id)
+    # -- within -----------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _staging(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Path]:
-        with self._locked(stopped):
-            for old in self.root.glob(f"{_NEW}*"):
-                shutil.rmtree(old)
-            new = self.root / f"{_NEW}{secrets.token_hex(8)}"
-            new.mkdir(mode=0o755)
-            try:
-                yield new
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
+    def _staging(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[_NewImage]:
+        with contextlib.ExitStack() as stack:
+            with self._locked():
+                for old in self.root.glob(f"{_NEW}*"):
+                    # One that nobody has locked is of a program that died.
+                    with contextlib.suppress(BlockingIOError), _flock(old, fcntl.LOCK_NB):
+                        remove_tree(old)
+                new = self.root / f"{_NEW}{secrets.token_hex(8)}"
+                new.mkdir(mode=0o755)
+                stack.enter_context(_flock(new))
+            stack.callback(remove_tree, new)
+            yield _NewImage(new, self._limit, stopped)
 
     @contextlib.contextmanager
-    def _locked(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
+        """Only for moments: nobody copies or unpacks with it."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.root / ".lock").open("w") as lock:
-            while not _took(lock):
-                if stopped():
-                    raise BadImage("It was given up while another image was brought in.")
-                time.sleep(_LOCK_POLL)
+        (self.root / ".lock").touch()
+        with _flock(self.root / ".lock"):
             yield
 
     def _id_of(self, reference: str) -> str | None:
@@ -224,54 +339,81 @@ class ImageStore:
         new.replace(self.root / "tags.json")
 
 
-def _pack(folder: Path, file: IO[bytes]) -> None:
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        archive.add(folder, ".")
-    file.seek(0)
+def can_pull() -> bool:
+    return all(shutil.which(tool) for tool in TOOLS)
 
 
-def _described(manifest: Manifest, size: int) -> Image:
-    """What an image's configuration says."""
+async def pull(store: ImageStore, reference: str, auth: RegistryAuth | None = None) -> Image:
+    """Pull in a thread; nothing of it goes on after a cancellation."""
+    stop = threading.Event()
+    pulling = asyncio.ensure_future(asyncio.to_thread(store.pull, reference, auth, stop.is_set))
     try:
-        config: dict[str, Any] = msgspec.json.decode(manifest.config).get("config") or {}
-        return msgspec.convert(
-            {
-                "id": f"sha256:{hashlib.sha256(manifest.config).hexdigest()}",
-                "size": size,
-                "entrypoint": config.get("Entrypoint") or (),
-                "cmd": config.get("Cmd") or (),
-                "env": config.get("Env") or (),
-                "workdir": config.get("WorkingDir") or "",
-                "labels": config.get("Labels") or {},
-                "created": time.time(),
-            },
-            Image,
-        )
-    except (AttributeError, msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise BadImage(f"The image's configuration is not as it should be: {error}.") from error
+        return await asyncio.shield(pulling)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.gather(pulling, return_exceptions=True)
+        raise
 
 
-def _names(tag: str, manifest: Manifest, digest: bool) -> list[str]:
-    if "@" in tag:
-        return [_digest_name(tag)]
-    names = [_full_tag(each) for each in ((tag,) if tag else manifest.tags)]
-    if digest and manifest.digest:
-        names += [f"{each.rpartition(':')[0]}@{manifest.digest}" for each in names]
-    return names
+@contextlib.contextmanager
+def _flock(path: Path, flags: int = 0) -> Iterator[None]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | flags)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _archive(path: Path) -> tuple[str, list[str]]:
+    """skopeo's word for the kind of an archive, and the tags of the image in it."""
+    found: dict[str, Any] = {}
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                name = os.path.normpath(member.name)
+                if name in ("manifest.json", "index.json") and (file := tar.extractfile(member)):
+                    found[name] = msgspec.json.decode(file.read(_MOST_JSON))
+        # A newer `docker save` writes both.
+        if (images := found.get("manifest.json")) is not None:
+            return "docker-archive", [tag for one in images for tag in one.get("RepoTags") or ()]
+        if (index := found.get("index.json")) is not None:
+            notes = [one.get("annotations") or {} for one in index["manifests"]]
+            return "oci-archive", [
+                str(one[_REF_NAME]) for one in notes if ":" in one.get(_REF_NAME, "")
+            ]
+    except (
+        tarfile.TarError,
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise BadImage(f"{path.name} is not an image archive: {error}.") from error
+    raise BadImage(
+        f"{path.name} is not an image; `penstock container image import` takes a root file system."
+    )
+
+
+def _auth_file(new: _NewImage, reference: str, auth: RegistryAuth) -> str:
+    """A file for `skopeo`: the arguments of a process can be seen by everybody."""
+    host = "docker.io" if auth.server == DOCKER_HUB else reference.partition("/")[0]
+    login = {"identitytoken": auth.identity_token}
+    if not auth.identity_token:
+        pair = f"{auth.username}:{auth.password}".encode()
+        login = {"auth": base64.b64encode(pair).decode()}
+    file = new.folder / "auth.json"
+    file.touch(mode=0o600)
+    file.write_bytes(msgspec.json.encode({"auths": {host: login}}))
+    return file.name
 
 
 def _digest_name(reference: str) -> str:
     """`name@sha256:…`, without the tag that may stand in it as well."""
     name, _, digest = reference.partition("@")
     return f"{_full_tag(name).rpartition(':')[0]}@{digest}"
-
-
-def _took(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_name(reference: str) -> bool:
@@ -281,236 +423,5 @@ def _is_name(reference: str) -> bool:
 
 def _full_tag(reference: str) -> str:
     if not _is_name(reference):
-        raise BadImage(f"{reference!r} can't be an image's name.")
+        raise BadImage(f"Invalid image name: {reference!r}.")
     return reference if ":" in reference.rpartition("/")[2] else f"{reference}:latest"
-
-
-# -- registries ---------------------------------------------------------------------------------
-
-_UNKNOWN = ("manifest unknown", "name unknown", "not found", "repository does not exist")
-
-
-def can_fetch() -> bool:
-    return shutil.which("skopeo") is not None
-
-
-async def fetch(store: ImageStore, reference: str, auth: RegistryAuth | None = None) -> Image:
-    """Raises ImageNotFound if nobody has it, or nobody can be asked; PullFailed."""
-    program = shutil.which("skopeo")
-    if program is None:
-        raise ImageNotFound(
-            f"There is no image {reference!r} here, and no skopeo to fetch it with; "
-            "`penstock container image load FILE` brings one in."
-        )
-    with TemporaryDirectory(prefix="penstock-pull-") as folder:
-        file = Path(folder, "image.tar")
-        options = ["--quiet"]
-        if auth is not None:
-            options += ["--authfile", _auth_file(folder, reference, auth)]
-        await _run(program, "copy", *options, f"docker://{reference}", f"oci-archive:{file}")
-        stop = threading.Event()
-        loading = asyncio.ensure_future(
-            asyncio.to_thread(store.load, file, reference, digest=True, stopped=stop.is_set)
-        )
-        try:
-            return await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            # Else it would go on, and keep others from the store.
-            stop.set()
-            await asyncio.gather(loading, return_exceptions=True)
-            raise
-
-
-def _auth_file(folder: str, reference: str, auth: RegistryAuth) -> str:
-    """A file for `skopeo`: the arguments of a process can be seen by everybody."""
-    host = "docker.io" if auth.server == DOCKER_HUB else reference.partition("/")[0]
-    login = {"identitytoken": auth.identity_token}
-    if not auth.identity_token:
-        pair = f"{auth.username}:{auth.password}".encode()
-        login = {"auth": base64.b64encode(pair).decode()}
-    file = Path(folder, "auth.json")
-    file.touch(mode=0o600)
-    file.write_bytes(msgspec.json.encode({"auths": {host: login}}))
-    return str(file)
-
-
-async def _run(*command: str) -> None:
-    ended = await run_program(*command)
-    if ended.code:
-        text = ended.stderr.decode(errors="replace").strip()[-500:]
-        unknown = any(word in text.lower() for word in _UNKNOWN)
-        raise (ImageNotFound if unknown else PullFailed)(text)
-
-
-# -- archives -----------------------------------------------------------------------------------
-
-_MOST_JSON = 16 << 20
-_MANIFEST_LISTS = ("manifest.list", "image.index")
-_REF_NAME = "org.opencontainers.image.ref.name"
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_PACKED = (gzip.BadGzipFile, EOFError, OSError, lzma.LZMAError, zlib.error)
-
-
-class Manifest(Struct, frozen=True):
-    """One image of an archive."""
-
-    config: bytes
-    layers: tuple[str, ...]
-    """Names of members."""
-    tags: tuple[str, ...] = ()
-    digest: str = ""
-    """Of the manifest, by which registries know it."""
-
-
-class Archive:
-    """A tar whose members are read in any order."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._tar = tarfile.open(path)  # noqa: SIM115 - closed by close()
-        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-            raise BadImage(f"{path.name} is not a tar archive: {error}.") from error
-        try:
-            self._members = {_name(member): member for member in self._tar}
-        except (tarfile.TarError, *_PACKED) as error:
-            self._tar.close()
-            raise BadImage(f"{path.name} is damaged: {error}.") from error
-
-    def close(self) -> None:
-        self._tar.close()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._members
-
-    @contextlib.contextmanager
-    def member(self, name: str) -> Iterator[IO[bytes]]:
-        """Links between members are followed, as older engines write layers that are the same."""
-        for _ in range(8):
-            member = self._members.get(name)
-            if member is None or not (member.issym() or member.islnk()):
-                break
-            base = PurePosixPath(name).parent if member.issym() else PurePosixPath()
-            name = os.path.normpath(base / member.linkname)
-        if member is None or not member.isreg():
-            raise BadImage(f"The archive lacks {name!r}.")
-        file = self._tar.extractfile(member)
-        assert file is not None
-        with file:
-            yield file
-
-    def json(self, name: str) -> tuple[bytes, Any]:
-        with self.member(name) as file:
-            data = file.read(_MOST_JSON)
-        try:
-            return data, msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
-            raise BadImage(f"{name!r} in the archive is not JSON: {error}.") from error
-
-
-def read_manifest(archive: Archive, machine: str) -> Manifest | None:
-    """None if it is no image, but may be a root file system."""
-    try:
-        if "manifest.json" in archive:
-            return _docker(archive)
-        if "index.json" in archive and "oci-layout" in archive:
-            return _oci(archive, machine)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise BadImage(f"The archive's manifest is not as it should be: {error!r}.") from error
-    return None
-
-
-def _docker(archive: Archive) -> Manifest:
-    _, manifests = archive.json("manifest.json")
-    if len(manifests) != 1:
-        raise BadImage(f"The archive holds {len(manifests)} images; save one at a time.")
-    [manifest] = manifests
-    config, _ = archive.json(str(manifest["Config"]))
-    layers = tuple(str(name) for name in manifest["Layers"])
-    return Manifest(config, layers, tuple(map(str, manifest.get("RepoTags") or ())))
-
-
-def _oci(archive: Archive, machine: str) -> Manifest:
-    _, index = archive.json("index.json")
-    entry = _choose(index["manifests"], machine)
-    name = str((entry.get("annotations") or {}).get(_REF_NAME, ""))
-    digest = str(entry["digest"])
-    _, manifest = _blob(archive, digest)
-    while any(kind in str(entry.get("mediaType", "")) for kind in _MANIFEST_LISTS):
-        entry = _choose(manifest["manifests"], machine)
-        _, manifest = _blob(archive, str(entry["digest"]))
-    config, _ = _blob(archive, str(manifest["config"]["digest"]))
-    layers = tuple(_path(str(layer["digest"])) for layer in manifest["layers"])
-    return Manifest(config, layers, (name,) if ":" in name else (), digest)
-
-
-def _choose(entries: list[Any], machine: str) -> Any:
-    """The one for this machine; the only one, if there is but one."""
-    if len(entries) == 1:
-        return entries[0]
-    for entry in entries:
-        platform = entry.get("platform") or {}
-        if (platform.get("os"), platform.get("architecture")) == ("linux", machine):
-            return entry
-    raise BadImage(f"The archive has no image for linux/{machine}.")
-
-
-def _blob(archive: Archive, digest: str) -> tuple[bytes, Any]:
-    data, value = archive.json(_path(digest))
-    if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
-        raise BadImage(f"{digest} in the archive has other contents.")
-    return data, value
-
-
-def _path(digest: str) -> str:
-    kind, _, value = digest.partition(":")
-    if kind != "sha256" or len(value) != 64 or set(value) - set("0123456789abcdef"):
-        raise BadImage(f"{digest!r} is not a known digest.")
-    return f"blobs/sha256/{value}"
-
-
-def unpack(archive: Archive, manifest: Manifest, tree: LayerTree) -> None:
-    """All layers; each must be what the image's configuration says it is."""
-    try:
-        expected = msgspec.json.decode(manifest.config)["rootfs"]["diff_ids"]
-    except (KeyError, TypeError, msgspec.DecodeError) as error:
-        raise BadImage("The image's configuration does not tell its layers.") from error
-    if len(expected) != len(manifest.layers):
-        raise BadImage("The image has other layers than its configuration says.")
-    for name, digest in zip(manifest.layers, expected, strict=True):
-        with archive.member(name) as packed:
-            found = apply(tree, packed)
-        if found != digest:
-            raise BadImage(f"The layer {name} is damaged: it is {found}, not {digest}.")
-
-
-def apply(tree: LayerTree, packed: IO[bytes]) -> str:
-    """A layer, compressed or not. Returns the digest of the uncompressed archive."""
-    head = packed.read(len(_ZSTD))
-    packed.seek(0)
-    if head == _ZSTD:
-        raise BadImage("The layers are compressed with zstd; save the image with gzip.")
-    hashed = _Hashed(decompressed(cast("BinaryIO", packed)))
-    try:
-        tree.apply(cast("IO[bytes]", hashed))
-    except _PACKED as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise BadImage(f"The archive is damaged: {error}.") from error
-    return f"sha256:{hashed.sum.hexdigest()}"
-
-
-class _Hashed:
-    """A file whose contents are hashed as they are read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.sum = hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self.sum.update(data)
-        return data
-
-
-def _name(member: tarfile.TarInfo) -> str:
-    return os.path.normpath(member.name)

@@ -16,7 +16,6 @@ from penstock.workloads.container.engine import ContainerSpec, EngineUnavailable
 from penstock.workloads.container.engines import seccomp
 from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.bundle import ANNOTATION, SandboxOptions, compiled
-from penstock.workloads.container.engines.oci.rootfs import needs_loader
 from penstock.workloads.container.engines.oci.streams import Launch
 from penstock.workloads.container.engines.programs import run_program
 
@@ -25,7 +24,8 @@ RUNTIMES = ("crun", "runc")
 SANDBOX = "runsc"
 ADVICE = "install one: apt-get install crun, or dnf install crun"
 
-_INITS = ("docker-init", "tini-static", "catatonit", "tini", "/usr/libexec/podman/catatonit")
+_INITS = ("docker-init", "tini-static", "catatonit", "/usr/libexec/podman/catatonit")
+"""Statically linked, so that they run in any image."""
 _SANDBOX_PIDS = 512
 """The threads of gVisor itself count as the container's."""
 _SANDBOX_MEMORY = 32 << 20
@@ -81,11 +81,8 @@ def installed(name: str) -> Runtime | None:
 
 
 def find_init() -> Path | None:
-    """A statically linked one, so that it runs in any image."""
-    for name in _INITS:
-        if (found := shutil.which(name)) and not needs_loader(path := Path(found).resolve()):
-            return path
-    return None
+    found = (shutil.which(name) for name in _INITS)
+    return next((Path(path).resolve() for path in found if path), None)
 
 
 class OciMachine:
