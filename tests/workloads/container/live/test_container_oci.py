@@ -364,6 +364,6 @@ async def test_a_pull_goes_through_skopeo(
         with pytest.raises(error, match=said):
             await engine.pull("place/tool:1")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ImageNotFound, match="image load"):
+    with pytest.raises(ImageNotFound, match="install skopeo and umoci"):
         await engine.pull("place/tool:1")
     await engine.close()
