@@ -187,7 +187,7 @@ def test_a_file_that_is_not_toml_is_refused_with_its_fault(tmp_path: Path, conte
         (
             "certificate = 'x'",
             "line 1: there is no setting 'certificate'"
-            " (did you mean http.certificate or link.certificate?)",
+            " (did you mean bus.certificate or http.certificate or link.certificate?)",
         ),
         ("[timeout]\n", "line 1: timeouts.run: expected float, got object"),
         ("[htpp]\nx = 1", "line 1: there is no setting 'htpp' (did you mean http?)"),

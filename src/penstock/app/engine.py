@@ -96,6 +96,7 @@ class Engine:
         self._any_port = any_port
         """Whether HTTP may take a free port where its own is taken."""
         self._services: list[asyncio.Task[None]] = []
+        self._nats: asyncio.Task[None] | None = None
         self._local: Worker | None = None
         self._worker: asyncio.Task[None] | None = None
         self._server: LinkServer | None = None
@@ -290,6 +291,17 @@ class Engine:
             address = await server.listen(address, self._sockets.get("tls"))
             self.addresses.append(address)
             remote.listening(address, server.recheck)
+        if settings.bus.url:
+            await self._start_nats(server)
+
+    async def _start_nats(self, server: LinkServer) -> None:
+        from penstock.adapters.nats.tunnel import NatsListener
+        from penstock.app.nats import nats_options
+
+        options = nats_options(self.settings)
+        listener = NatsListener(options, server.accept, self.bus)
+        await listener.start()
+        self._nats = self._supervise("NATS", listener.run())
 
     async def _start_http(self) -> None:
         from penstock.api.server import AddressTaken, HttpServer
@@ -404,10 +416,13 @@ class Engine:
     async def _close_doors(self) -> None:
         http, self._http = self._http, None
         server, self._server = self._server, None
+        nats, self._nats = self._nats, None
         try:
             if http is not None:
                 await http.close()
         finally:
+            if nats is not None:
+                await _end(nats)
             if server is not None:
                 await server.close()
 

@@ -23,10 +23,12 @@ from penstock.adapters.link.blocking import Pulse
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.proxy import RemoteBlobs, remote_api, remote_state
 from penstock.adapters.link.secure import Security
+from penstock.adapters.nats.tunnel import NatsPulse
 from penstock.adapters.sqlite.database import WriterLock
 from penstock.app.application import App, make_executors
 from penstock.app.client import Client
 from penstock.app.engine import Drain, Engine, abandon
+from penstock.app.nats import NatsWorker
 from penstock.app.portal import Portal
 from penstock.app.remote import RemoteWorker
 from penstock.config import Settings
@@ -57,19 +59,22 @@ class WorkerProcess:
         bind: bool = True,
         make: Callable[[App, Settings], Sequence[Executor]] = make_executors,
         remote: RemoteWorker | None = None,
+        nats: NatsWorker | None = None,
     ) -> None:
         """`bind`: let the application's functions submit through this worker's connection.
-        `remote`: how it gets to an engine on another machine.
+        `remote`: how it gets to an engine on another machine; `nats`: how it gets there through a
+        NATS server.
         `make` gives the executors, if they are not to be those of the settings alone."""
         self._make = make
         self._app, self._address, self._settings, self._token = app, address, settings, token
         self._worker: Worker | None = None
         self._made = asyncio.Event()
-        self._bind, self._remote = bind, remote
+        self._bind, self._remote, self._nats = bind, remote, nats
         self.left_running = False
         """Whether it ended although a job still ran."""
+        given = worker_id or (nats.worker_id if nats is not None else "")
         self.options = WorkerOptions(
-            worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
+            worker_id=given or f"{socket.gethostname()}-{os.getpid()}",
             pool=pool,
             slots=settings.concurrency,
             labels=labels or {},
@@ -109,6 +114,7 @@ class WorkerProcess:
             will=self._last_word,
             reconnect_timeout=None,
             security=security,
+            dial=None if self._nats is None else self._nats.dial,
         )
         api = remote_api(link)
         max_size = max(settings.limits.max_input, settings.limits.max_result)
@@ -128,13 +134,18 @@ class WorkerProcess:
         portal = Portal(asyncio.get_running_loop())
         if self._bind:
             self._app.bind(Client(api, portal, self._app.functions))
-        pulse = Pulse(
-            self._address,
-            options.worker_id,
-            token=self._token,
-            interval=settings.timeouts.lease / 5,
-            security=security,
-        )
+        interval = settings.timeouts.lease / 5
+        pulse: Pulse | NatsPulse
+        if self._nats is not None:
+            pulse = self._nats.pulse(interval)
+        else:
+            pulse = Pulse(
+                self._address,
+                options.worker_id,
+                token=self._token,
+                interval=interval,
+                security=security,
+            )
         await link.connect()
         keeping = asyncio.create_task(self._keep(link, security))
         pulse.start()
@@ -157,6 +168,8 @@ class WorkerProcess:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await link.close()
+            if self._nats is not None:
+                await self._nats.close()
             if self._bind:
                 self._app.bind(None)
 

@@ -74,6 +74,11 @@ _SURVIVES = {
     metavar="HOST:PORT",
     help="Where workers on other machines connect, over TLS.",
 )
+@click.option(
+    *("--bus", "bus__url"),
+    metavar="URL",
+    help="A NATS server through which workers can join: nats://127.0.0.1:4222, tls://HOST:4222.",
+)
 @click.option("--no-http", is_flag=True, help="Open no HTTP port.")
 @click.option("--rules", metavar="FILE", help="The file of safety rules.")
 @click.option("--no-worker", is_flag=True, help="Run no jobs here; workers join from elsewhere.")

@@ -82,6 +82,11 @@ def worker() -> None:
     "--ca", "link__ca", metavar="FILE", help="The authority of the engine's certificate (PEM)."
 )
 @click.option(
+    *("--bus", "bus__url"),
+    metavar="URL",
+    help="Reach the engine through this NATS server; needs its token (PENSTOCK_TOKEN).",
+)
+@click.option(
     "--drain-timeout",
     type=DURATION,
     default="30s",
@@ -110,6 +115,7 @@ def start(
     """
     from penstock.app import App, load_app
     from penstock.app.application import engine_address
+    from penstock.app.nats import NatsWorker
     from penstock.app.remote import RemoteWorker, is_remote
     from penstock.app.worker_process import WorkerProcess
     from penstock.core.check import check_name, check_pairs
@@ -124,8 +130,13 @@ def start(
         raise click.UsageError("say what to serve, with --app, --pipeline, --containers or --model")
     application = load_app(app) if app else App()
     log_to_stderr(verbose=verbose)
-    remote = None
-    if join or is_remote(engine.connect):
+    remote, nats = None, None
+    if said["bus__url"]:
+        if engine.connect or join:
+            raise click.UsageError("--bus can't be used with --connect or --join")
+        nats = NatsWorker(settings, worker_id, engine.secret)
+        address, token = nats.address, nats.token
+    elif join or is_remote(engine.connect):
         given = read_source("--join", join).decode() if join else None
         remote = RemoteWorker(engine.connect, settings, worker_id, given)
         address, token = remote.address, ""
@@ -138,11 +149,16 @@ def start(
         token=token,
         worker_id=worker_id if remote is None else remote.worker_id,
         remote=remote,
+        nats=nats,
         pool=pool,
         labels=dict(label),
         drain_timeout=drain_timeout,
     )
-    probe = partial(_connect, engine) if remote is None else remote.probe
+    probe: Probe = partial(_connect, engine)
+    if remote is not None:
+        probe = remote.probe
+    elif nats is not None:
+        probe = nats.probe
     run_service(_serve(probe, site, str(address)))
 
 

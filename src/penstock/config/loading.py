@@ -134,7 +134,8 @@ TYPES: dict[str, Any] = {
 """Every setting by its full name, as `http.listen`."""
 
 SECRETS = frozenset({"node.key"})
-"""Settings that are never shown. `store` may have a password inside."""
+"""Settings that are never shown."""
+_WITH_PASSWORD = ("store", "bus.url")
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*:)[^/]*(?=@)|([?&]password=)[^&]*", re.I)
 _HIDDEN = "********"
 
@@ -229,7 +230,7 @@ def shown(settings: Settings, name: str) -> Any:
         value = getattr(value, part)
     if name in SECRETS and value and not value.startswith("@"):
         return _HIDDEN
-    if name == "store":
+    if name in _WITH_PASSWORD:
         return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{_HIDDEN}", value)
     return msgspec.to_builtins(value, enc_hook=str)
 

@@ -130,6 +130,25 @@ class LinkSettings(Section, frozen=True, kw_only=True):
     that was away for longer has to join again."""
 
 
+class BusSettings(Section, frozen=True, kw_only=True):
+    """A NATS server through which workers on other machines reach the engine."""
+
+    url: str = ""
+    """The address, as `nats://127.0.0.1:4222` or, on another machine, `tls://host:4222`; several
+    servers of a cluster with commas between; a user and password or a token inside, as
+    `tls://user:password@host:4222`. Empty means that there is none."""
+    prefix: str = "penstock"
+    """How all subjects begin. Engines that share a NATS server need different ones."""
+    credentials: Path | None = None
+    """The file of NATS credentials (`.creds`: a user's JWT and its key)."""
+    ca: Path | None = None
+    """The file of the authority (PEM) of the server's certificate; without one, the system's."""
+    certificate: Path | None = None
+    """The file of a certificate (PEM) to show to the server."""
+    private_key: Path | None = None
+    """The file of that certificate's private key (PEM)."""
+
+
 class OpenaiSettings(Section, frozen=True, kw_only=True):
     """The OpenAI API, and its files and batches."""
 
@@ -351,6 +370,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The pools by name; workers that name none join the pool `default`, always there."""
     http: HttpSettings = HttpSettings()
     link: LinkSettings = LinkSettings()
+    bus: BusSettings = BusSettings()
     openai: OpenaiSettings = OpenaiSettings()
     models: ModelSettings = ModelSettings()
     node: NodeSettings = NodeSettings()

@@ -19,6 +19,8 @@ class Address(Struct, frozen=True):
     host: str = ""
     port: int = 0
     tls: bool = False
+    via: str = ""
+    """The address of what stands between, as a NATS server; it says itself whether it is safe."""
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -56,7 +58,7 @@ class Address(Struct, frozen=True):
 
     def check_private(self) -> None:
         """Raises Misconfigured if others could read what is sent there."""
-        if not (self.tls or self.is_local):
+        if not (self.via or self.tls or self.is_local):
             raise Misconfigured(
                 f"{self} is not on this machine: the token and all jobs would be sent "
                 "there without encryption",
@@ -70,6 +72,8 @@ class Address(Struct, frozen=True):
         )
 
     def __str__(self) -> str:
+        if self.via:
+            return self.via
         if self.path is not None:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host

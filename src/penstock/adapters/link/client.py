@@ -12,7 +12,7 @@ import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -66,6 +66,8 @@ from penstock.ports.process import CALLER_TIMEOUT, close_in_children, fileno_of
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Dial = Callable[[asyncio.Protocol], Awaitable[None]]
+"""Connects a protocol. Raises OSError or NotRunning."""
 _REFUSED_PAUSE = 5.0
 """Seconds until a worker asks an engine again that refused it."""
 _BUFFERED = 10_000
@@ -87,10 +89,12 @@ class Link:
         will: Callable[[int], tuple[str, AnyMessage]] | None = None,
         reconnect_timeout: float | None = RECONNECT_TIMEOUT,
         security: Security | None = None,
+        dial: Dial | None = None,
     ) -> None:
         """`reconnect_timeout`: seconds that a call waits for an engine that was lost; None: for
-        ever. `security`: for an address of TLS."""
-        self.address, self._security = address, security
+        ever. `security`: for an address of TLS. `dial`: how it connects to an address that is
+        `via` something else than a socket."""
+        self.address, self._security, self._dial = address, security, dial
         self._token, self._will, self._reconnect_timeout = token, will, reconnect_timeout
         self._ping_interval = ping_interval(reconnect_timeout)
         self.on_connect: Callable[[], None] = lambda: None
@@ -155,7 +159,10 @@ class Link:
             self._opened = opened
             return opened
 
-        if address.path is not None:
+        if self._dial is not None:
+            protocol = make()
+            await self._dial(protocol)
+        elif address.path is not None:
             _, protocol = await loop.create_unix_connection(make, str(address.path))
         elif not address.tls:
             _, protocol = await loop.create_connection(make, address.host, address.port)

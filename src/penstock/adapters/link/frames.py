@@ -226,7 +226,8 @@ class FrameProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=4 << 20)
-        keep_alive(transport.get_extra_info("socket"), self._unacknowledged)
+        if (connection := transport.get_extra_info("socket")) is not None:
+            keep_alive(connection, self._unacknowledged)
 
     def data_received(self, data: bytes) -> None:
         self.has_heard = True

