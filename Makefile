@@ -30,7 +30,8 @@ screenshots: .venv/.installed-test ## the dashboard's pages, phone and desktop, 
 
 test: lint types unit ## the quick checks: lint, types, layers, quick tests (no root, no engines)
 
-test-all: lint types unit-all ## every check and every test (Debian, as root: installs container engines)
+# The larger set of packages first: it has all that lint and types need.
+test-all: .venv/.installed-test-all lint types unit-all ## every check and every test (Debian, as root: installs container engines)
 
 fresh: ## as root on Debian: README's commands in an empty Debian; COMMANDS="..." for others
 	@tools/fresh.sh $(COMMANDS)
@@ -64,7 +65,7 @@ unit: .venv/.installed-test ## the quick tests alone; ARGS="-k name" narrows the
 	$(BIN)/pytest -n $(JOBS) --durations=25 $(QUICK) $(ARGS)
 
 unit-all: .venv/.installed-test-all .venv-clients/.installed engines model ## all tests alone
-	$(BIN)/pytest -n $(JOBS) --durations=25 $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --durations=25 --maxfail=40 $(ARGS)
 
 coverage: .venv/.installed-test-all ## the tests, and which lines they reach
 	$(BIN)/coverage erase
@@ -96,4 +97,4 @@ clean: ## remove .venv and everything made
 
 .venv/.installed-%: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
-	@touch $@ .venv/.installed
+	@touch $@ .venv/.installed $(if $(filter test-all,$*),.venv/.installed-test)

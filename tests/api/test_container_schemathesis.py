@@ -91,7 +91,7 @@ def session(server: ContainerHouse) -> Iterator[requests.Session]:
 @schema.parametrize()
 @seed(20_250_101)
 @settings(
-    max_examples=40,
+    max_examples=15,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],

@@ -115,7 +115,7 @@ def session(server: House) -> Iterator[requests.Session]:
 @schema.parametrize()
 @seed(20_250_101)
 @settings(
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],

@@ -17,8 +17,10 @@ Open = Callable[..., Page]
 expect.set_options(timeout=15_000)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the whole session: while Playwright is there, its event loop runs in this thread, and
+    `asyncio.run` fails in the tests of other folders."""
     chromium = shutil.which("chromium")
     if chromium is None:
         why = "Chromium is not installed (tests/support/install.sh installs it)"
