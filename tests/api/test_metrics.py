@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import yaml
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.api.metrics import BOUNDS, Figures, Traffic
 from penstock.api.operation import Operation
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import (
+    Activity,
     EngineApi,
     EngineStatus,
+    JobCounts,
     Limit,
     LimitUse,
     LimitView,
@@ -79,9 +84,23 @@ def figures(**fields: Any) -> Figures:
         "workers": [],
         "pools": [],
         "limits": [],
+        "counts": JobCounts({}, {"job.a": {JobState.SCHEDULED: 3}}),
         "traffic": Traffic(),
     }
     return Figures(**{**given, **fields})
+
+
+def whole() -> Figures:
+    """With a sample of every metric."""
+    traffic = Traffic()
+    traffic.count(GET, 200, 0.1)
+    return figures(
+        status=replace(STATUS, activity=Activity(failures={"EXCEPTION": 1})),
+        workers=[a_worker()],
+        pools=[a_pool()],
+        limits=[LimitView(Limit(name="l"), (LimitUse((), 1, 1),))],
+        traffic=traffic,
+    )
 
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -109,7 +128,41 @@ def test_jobs_are_counted_by_state_and_every_state_is_told() -> None:
     assert value(samples, "penstock_jobs_waiting") == 4
     assert value(samples, "penstock_jobs_awaiting_approval") == 3
     assert value(samples, "penstock_jobs_held") == 2
-    assert value(samples, "penstock_jobs_finished_total") == 9
+
+
+def test_what_happened_since_the_start_is_counted() -> None:
+    activity = Activity(
+        submitted=9,
+        started=5,
+        retried=2,
+        ended={JobState.SUCCEEDED: 4, JobState.FAILED: 1},
+        failures={"EXCEPTION": 3},
+        waits=((0.001, 2), (0.008, 1), (0.011314, 1), (5e6, 1)),
+        waited=12.5,
+    )
+    samples = told(figures(status=replace(STATUS, activity=activity)))
+    assert value(samples, "penstock_jobs_submitted_total") == 9
+    assert value(samples, "penstock_jobs_started_total") == 5
+    assert value(samples, "penstock_jobs_retries_total") == 2
+    assert value(samples, "penstock_jobs_ended_total", state="SUCCEEDED") == 4
+    assert value(samples, "penstock_jobs_ended_total", state="DENIED") == 0
+    assert value(samples, "penstock_job_failures_total", code="EXCEPTION") == 3
+    for le, count in {"0.002": 2, "0.008": 3, "0.032": 4, "+Inf": 5}.items():
+        assert value(samples, "penstock_job_wait_seconds_bucket", le=le) == count
+    assert value(samples, "penstock_job_wait_seconds_sum") == 12.5
+    assert value(samples, "penstock_topic_jobs", topic="job.a", state="SCHEDULED") == 3
+
+
+def test_dashboard_and_alerts_name_metrics_that_there_are() -> None:
+    names = {name for name, _ in told(whole())} | {"up"}
+    folder = Path(__file__).parents[2] / "deploy" / "monitoring"
+    board = json.loads((folder / "grafana-dashboard.json").read_text())
+    alerts = yaml.safe_load((folder / "alerts.yaml").read_text())
+    asked = [one["expr"] for panel in board["panels"] for one in panel["targets"]]
+    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    used = {name for expression in asked for name in re.findall(r"penstock_\w+", expression)}
+    assert len(used) > 15
+    assert used - names == set()
 
 
 def test_the_engine_says_what_it_is_but_not_where_it_keeps_its_data() -> None:
@@ -123,8 +176,6 @@ def test_the_engine_says_what_it_is_but_not_where_it_keeps_its_data() -> None:
 
 @pytest.mark.parametrize(("problem", "flag"), [("", 0), ("line 3: no such key", 1)])
 def test_rules_that_were_not_taken_raise_a_flag(problem: str, flag: int) -> None:
-    from msgspec.structs import replace
-
     samples = told(figures(status=replace(STATUS, policy_problem=problem)))
     assert value(samples, "penstock_policy_problem") == flag
 
@@ -226,6 +277,9 @@ async def test_a_scrape_asks_the_engine_api() -> None:
         async def pools(self) -> list[PoolView]:
             return [a_pool()]
 
+        async def counts(self) -> JobCounts:
+            return figures().counts
+
         async def list(self) -> list[LimitView]:
             return []
 
@@ -238,16 +292,8 @@ async def test_a_scrape_asks_the_engine_api() -> None:
 def test_every_figure_is_on_its_page() -> None:
     page = Path(__file__).parents[2] / "docs/reference/metrics.md"
     told = re.findall(r"^\| `(penstock_\w+)` \| (.*?) \|", page.read_text("utf-8"), re.M)
-    traffic = Traffic()
-    traffic.count(GET, 200, 0.1)
-    scrape = figures(
-        workers=[a_worker()],
-        pools=[a_pool()],
-        limits=[LimitView(Limit(name="l"), (LimitUse((), 1, 1),))],
-        traffic=traffic,
-    )
     ours = {}
-    for family in text_string_to_metric_families(scrape.text().decode()):
+    for family in text_string_to_metric_families(whole().text().decode()):
         sample = family.samples[-1]
         name = sample.name if family.type == "counter" else family.name
         ours[name] = set(sample.labels) - {"le"}

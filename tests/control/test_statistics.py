@@ -53,6 +53,19 @@ async def test_open_jobs_are_counted_by_topic_and_state_also_after_a_restart() -
 
 
 @run_async
+async def test_what_happened_since_the_start_adds_up_over_minutes() -> None:
+    bench = Bench()
+    await bench.store.apply([accept("a"), accept("b")])
+    await bench.store.apply([move("a", _E.SCHEDULE, _E.DISPATCH)])
+    bench.clock.advance(70)
+    await bench.store.apply([move("b", _E.CANCEL)])
+    await bench.store.apply([accept("c")])
+    activity = bench.statistics.activity()
+    assert (activity.submitted, activity.ended) == (3, {JobState.CANCELLED: 1})
+    assert activity.failures == {"CANCELLED": 1}
+
+
+@run_async
 async def test_each_minute_has_its_own_numbers_and_a_restart_keeps_them() -> None:
     bench = Bench()
     await bench.store.apply([accept("a"), accept("b"), accept("c", tenant="acme")])

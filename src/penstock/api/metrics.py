@@ -27,10 +27,12 @@ from prometheus_client.registry import Collector
 from penstock.api.operation import Operation
 from penstock.api.reply import NO_STORE, Reply
 from penstock.core.errors import NotPermitted
-from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.engine_api import (
+    Activity,
     EngineApi,
     EngineStatus,
+    JobCounts,
     KeyRole,
     LimitView,
     PoolView,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds; upper ends of the buckets of the histogram, but for the last."""
 _ENDS = (*map(str, BOUNDS), "+Inf")
+WAITS = (0.002, 0.008, 0.032, 0.128, 0.512, 2.048, 8.192, 32.768, 131.072, 524.288, 2097.152)
+"""Seconds; upper ends of the buckets of waiting times, steps of the scale of `Activity.waits`."""
 _MOST = 100
 """Pools, limits, and keys of one limit that are told; the rest is left out."""
 _TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -92,6 +96,7 @@ class Figures(Struct, frozen=True):
     workers: list[WorkerView]
     pools: list[PoolView]
     limits: list[LimitView]
+    counts: JobCounts
     traffic: Traffic
     streams: int = 0
     events: int = 0
@@ -105,6 +110,7 @@ class Figures(Struct, frozen=True):
             await api.workers(),
             await api.pools(),
             await api.limits.list(),
+            await api.counts(),
             traffic,
             streams,
             events,
@@ -126,6 +132,7 @@ class _Told(Collector):
     def collect(self) -> Iterator[Metric]:
         figures = self._figures
         yield from _engine(figures.status)
+        yield from _topics(figures.counts)
         yield from _fleet(figures.workers, figures.pools)
         yield from _limits(figures.limits)
         yield from _traffic(figures)
@@ -160,9 +167,51 @@ def _engine(status: EngineStatus) -> Iterator[Metric]:
         ("held", "Jobs that workers have.", status.held),
     ):
         yield GaugeMetricFamily(f"penstock_jobs_{name}", help, value)
-    yield CounterMetricFamily(
-        "penstock_jobs_finished", "Jobs that ended since the engine started.", status.finished
+    yield from _activity(status.activity)
+
+
+def _activity(activity: Activity) -> Iterator[Metric]:
+    for name, help, value in (
+        ("submitted", "Jobs submitted since the engine started, without retries.", "submitted"),
+        ("started", "Attempts that were the first of their job to start.", "started"),
+        ("retries", "Tries that did not succeed and were retried.", "retried"),
+    ):
+        yield CounterMetricFamily(f"penstock_jobs_{name}", help, getattr(activity, value))
+    ended = CounterMetricFamily(
+        "penstock_jobs_ended", "Jobs that ended, by their final state.", labels=["state"]
     )
+    for state in JobState:
+        if state in TERMINAL:
+            ended.add_metric([state.value], activity.ended.get(state, 0))
+    yield ended
+    failures = CounterMetricFamily(
+        "penstock_job_failures", "Tries that did not succeed, by error code.", labels=["code"]
+    )
+    for code, number in sorted(activity.failures.items()):
+        failures.add_metric([code], number)
+    yield failures
+    counts = [0] * (len(WAITS) + 1)
+    for seconds, number in activity.waits:
+        counts[bisect_left(WAITS, seconds)] += number
+    ends = (*map(str, WAITS), "+Inf")
+    wait = HistogramMetricFamily(
+        "penstock_job_wait_seconds", "How long jobs had waited when they started."
+    )
+    wait.add_metric(
+        [], list(zip(ends, accumulate(map(float, counts)), strict=True)), activity.waited
+    )
+    yield wait
+
+
+def _topics(counts: JobCounts) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily(
+        "penstock_topic_jobs", "Unfinished jobs, by topic and state.", labels=["topic", "state"]
+    )
+    busiest = sorted(counts.topics.items(), key=lambda one: (-sum(one[1].values()), one[0]))
+    for topic, states in busiest[:_MOST]:
+        for state, number in states.items():
+            jobs.add_metric([topic, state.value], number)
+    yield jobs
 
 
 def _fleet(workers: list[WorkerView], pools: list[PoolView]) -> Iterator[Metric]:

@@ -526,6 +526,7 @@ class LocalEngineApi:
             paused_topics=paused,
             models=models,
             policy_problem=rulebook.problem,
+            activity=self._services.statistics.activity(),
         )
 
     async def verify(self) -> Verified:

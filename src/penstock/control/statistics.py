@@ -24,7 +24,7 @@ from penstock.core.job import Job, ready_at
 from penstock.core.journal import Stride
 from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.clock import Clock
-from penstock.ports.engine_api import FailureCount, Timeline, TimelinePoint
+from penstock.ports.engine_api import Activity, FailureCount, Timeline, TimelinePoint
 
 K = TypeVar("K")
 
@@ -52,6 +52,8 @@ class _Cell(Struct, omit_defaults=True):
     """By error code; tries that were retried are among them."""
     waits: dict[int, int] = {}
     """Starts by how long the job had waited: see `_step`."""
+    waited: float = 0.0
+    """Seconds that those had waited together."""
 
 
 _Minute = list[tuple[str, str, _Cell]]
@@ -68,6 +70,8 @@ class Statistics:
         self._minute = int(clock.now() // _MINUTE)
         self._cells: dict[_Key, _Cell] = {}
         """Of the minute that is not over."""
+        self._earlier = _new_cell()
+        """All cells of minutes that were over since the engine started."""
         self._past: dict[int, bytes] = {}
         """Minutes that are over, oldest first."""
         self._unstored: dict[str, bytes | None] = {}
@@ -114,7 +118,7 @@ class Statistics:
         if len(self._cells) >= _PAIRS:
             key = _OTHERS
         self._counted.set()
-        return self._cells.setdefault(key, _Cell(ended={}, failures={}, waits={}))
+        return self._cells.setdefault(key, _new_cell())
 
     def _turn(self) -> None:
         """Begin another minute if the last one is over."""
@@ -122,6 +126,8 @@ class Statistics:
         if minute <= self._minute:
             return
         self._seal()
+        for cell in self._cells.values():
+            _add(self._earlier, cell)
         self._minute, self._cells = minute, {}
         self._open = {key: counts for key, counts in self._open.items() if any(counts.values())}
         for old in [one for one in self._past if one <= minute - KEPT_MINUTES]:
@@ -188,10 +194,10 @@ class Statistics:
     def timeline(self, minutes: int, tenant: str | None, topic: str | None) -> Timeline:
         self._turn()
         first = self._minute - minutes + 1
-        total, failures = _Cell(ended={}, failures={}, waits={}), Counter[_Key]()
+        total, failures = _new_cell(), Counter[_Key]()
         points = []
         for minute in range(first, self._minute + 1):
-            cell = _Cell(ended={}, failures={}, waits={})
+            cell = _new_cell()
             for whose, name, one in self._cells_of(minute):
                 if tenant in (None, whose) and (topic is None or fnmatchcase(name, topic)):
                     _add(cell, one)
@@ -200,6 +206,22 @@ class Statistics:
             points.append(_point(minute * _MINUTE, cell))
         reasons = [FailureCount(*key, count) for key, count in failures.most_common(100)]
         return Timeline(tuple(points), _point(first * _MINUTE, total), tuple(reasons))
+
+    def activity(self) -> Activity:
+        """Since the engine started."""
+        total = _new_cell()
+        for cell in (self._earlier, *self._cells.values()):
+            _add(total, cell)
+        waits = tuple((_seconds(step), count) for step, count in sorted(total.waits.items()))
+        return Activity(
+            submitted=total.submitted,
+            started=total.started,
+            retried=total.retried,
+            ended=total.ended,
+            failures=total.failures,
+            waits=waits,
+            waited=total.waited,
+        )
 
     def _cells_of(self, minute: int) -> Iterator[tuple[str, str, _Cell]]:
         if minute == self._minute:
@@ -234,7 +256,9 @@ def _count_starts(cell: _Cell, jobs: Iterable[Job], at: float) -> None:
     for job in jobs:
         if job.started_at is not None:
             cell.started += 1
-            step = _step(at - ready_at(job.request, job.accepted_at))
+            waited = max(0.0, at - ready_at(job.request, job.accepted_at))
+            cell.waited += waited
+            step = _step(waited)
             waits[step] = waits.get(step, 0) + 1
 
 
@@ -244,17 +268,28 @@ def _count_failure(cell: _Cell, job: Job) -> None:
     else:
         cell.retried += 1
     code = (job.result.error_code if job.result is not None else None) or job.state.value
+    _add_failures(cell, code, 1)
+
+
+def _add_failures(cell: _Cell, code: str, count: int) -> None:
     if code not in cell.failures and len(cell.failures) >= _REASONS:
         code = _OTHERS[1]
-    cell.failures[code] = cell.failures.get(code, 0) + 1
+    cell.failures[code] = cell.failures.get(code, 0) + count
+
+
+def _new_cell() -> _Cell:
+    return _Cell(ended={}, failures={}, waits={})
 
 
 def _add(cell: _Cell, other: _Cell) -> None:
     cell.submitted += other.submitted
     cell.started += other.started
     cell.retried += other.retried
+    cell.waited += other.waited
     _add_counts(cell.ended, other.ended)
     _add_counts(cell.waits, other.waits)
+    for code, count in other.failures.items():
+        _add_failures(cell, code, count)
 
 
 def _add_counts(counts: dict[K, int], others: Mapping[K, int]) -> None:
@@ -285,5 +320,10 @@ def _quantile(waits: Mapping[int, int], share: float) -> float | None:
     for step in sorted(waits):
         left -= waits[step]
         if left <= 0:
-            return round(2 ** (step / 2) / 1000, 6)
+            return _seconds(step)
     return None
+
+
+def _seconds(step: int) -> float:
+    """The upper end of a step of the scale."""
+    return round(2 ** (step / 2) / 1000, 6)

@@ -242,6 +242,23 @@ class PoolView(Struct, frozen=True, kw_only=True):
     """It gets no new jobs; `held` says how far it is drained."""
 
 
+class Activity(Struct, frozen=True, kw_only=True):
+    """What happened since the engine started."""
+
+    submitted: int = 0
+    """Without retries."""
+    started: int = 0
+    retried: int = 0
+    ended: dict[JobState, int] = {}
+    """Without tries that were retried."""
+    failures: dict[str, int] = {}
+    """Unsuccessful ends by error code, tries that were retried among them."""
+    waits: tuple[tuple[float, int], ...] = ()
+    """Starts by the seconds that the job had waited: up to so many, more than the one before."""
+    waited: float = 0.0
+    """Seconds that they had waited together."""
+
+
 class EngineStatus(Struct, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -269,6 +286,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     """Language models by topic, with their size, context and so on."""
     policy_problem: str = ""
     """Why the current rule file was not accepted."""
+    activity: Activity = Activity()
 
 
 class JobCounts(Struct, frozen=True):
