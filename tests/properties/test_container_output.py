@@ -33,34 +33,28 @@ WRITES = st.lists(BYTES, max_size=12)
 LIMITS = st.integers(min_value=1, max_value=60)
 
 
-def whole_units(data: bytes) -> list[tuple[int, int, str]]:
-    """What a decoder makes of the whole stream: where each character begins and ends, a
-    replacement character for as many wrong bytes as it stands for."""
-    units: list[tuple[int, int, str]] = []
-    start = 0
-    while start < len(data):
-        ends = range(start + 1, min(start + 4, len(data)) + 1)
-        stop = max(end for end in ends if len(data[start:end].decode(errors="replace")) == 1)
-        units.append((start, stop, data[start:stop].decode(errors="replace")))
-        start = stop
-    decoder = getincrementaldecoder("utf-8")("replace")
-    assert "".join(unit[2] for unit in units) == decoder.decode(data, final=True)
-    return units
+def whole(data: bytes, *, front: bool) -> bytes:
+    """Without the part of a character at a cut."""
+    if front:
+        decoder = getincrementaldecoder("utf-8")("replace")
+        decoder.decode(data)
+        return data.removesuffix(decoder.getstate()[0])
+    inside = next((at for at, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
+    return data[min(inside, 3) :]
 
 
 def expected_text(data: bytes, limit: int) -> str:
     head, tail = (limit + 1) // 2, limit // 2
-    units = whole_units(data)
     if len(data) <= limit:
-        return "".join(text for _, _, text in units)
-    front = [unit for unit in units if unit[1] <= head]
-    back = [unit for unit in units if unit[0] >= len(data) - tail]
-    left = len(data) - sum(stop - start for start, stop, _ in front + back)
-    text = "".join(unit[2] for unit in front)
-    line = f"[… {left:,} byte{'s' if left > 1 else ''} left out …]\n" if left else ""
-    if line and text and not text.endswith("\n"):
+        return data.decode(errors="replace")
+    front = whole(data[:head], front=True)
+    back = whole(data[len(data) - tail :], front=False)
+    left = len(data) - len(front) - len(back)
+    text = front.decode(errors="replace")
+    if text and not text.endswith("\n"):
         text += "\n"
-    return text + line + "".join(unit[2] for unit in back)
+    line = f"[… {left:,} byte{'s' if left > 1 else ''} left out …]\n"
+    return text + line + back.decode(errors="replace")
 
 
 def all_pages(output: Output, size: int) -> list[tuple[int, bytes]]:

@@ -26,9 +26,6 @@ from msgspec.structs import replace
 
 from penstock.workloads.container.job import Stream, StreamCount
 
-CHARACTER = 4
-"""Bytes of the longest character in UTF-8: whether one is cut can be told from the three bytes
-in front of a cut and the one behind it, so those are kept too."""
 SMALLEST = 64 << 10
 """Bytes of a segment at least, so that a small limit does not mean a file per write."""
 _MISSED = "missed"
@@ -60,9 +57,8 @@ class LogPage(Struct, frozen=True):
     def whole(self, *, ragged: bool = False) -> LogPage:
         """The same without a character at its end whose rest may come, and, after a gap or where it
         begins anywhere (`ragged`), without the rest of one whose beginning is not there."""
-        lead = min(_inside(self.data), CHARACTER - 1) if ragged or self.skipped else 0
-        tail = b"" if self.end or self.cut else self.data[lead:][1 - CHARACTER :]
-        held = len(_decode(tail[_last_start(tail) :])[1])
+        lead = _rest_of_character(self.data) if ragged or self.skipped else 0
+        held = 0 if self.end or self.cut else _unfinished(self.data[lead:])
         return replace(
             self,
             offset=self.offset + lead,
@@ -228,20 +224,6 @@ class Segment:
             self._path.unlink()
 
 
-class Piece(Struct, frozen=True):
-    """A run of bytes that is kept."""
-
-    start: int
-    data: bytes
-    before: bytes = b""
-    """Up to three bytes in front of it, though they don't count as kept."""
-    after: bytes = b""
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.data)
-
-
 _Part = tuple[int, int, int]
 """An open file, an offset in it, and a number of bytes."""
 
@@ -257,7 +239,7 @@ class HeadTailLog:
         self._folder, self._name = folder, name
         self._head = (max(limit, 1) + 1) // 2
         self._tail = max(limit, 1) // 2
-        self._most = max(self._tail + CHARACTER - 1, SMALLEST)
+        self._most = max(self._tail, SMALLEST)
         self._segments = self._found()
         self._lock = Lock()
         self.total = max((segment.end for segment in self._segments), default=0)
@@ -291,22 +273,15 @@ class HeadTailLog:
                     return self.total, b"", self.total
             return at, _read(parts), stop
 
-    def pieces(self, most: int | None = None) -> tuple[int, list[Piece]]:
+    def pieces(self, most: int | None = None) -> tuple[int, list[tuple[int, bytes]]]:
         """How long the stream is, and all that is kept of it, or as much as a stream with that
-        limit would have kept."""
+        limit would have kept, each run of bytes with its offset."""
         with ExitStack() as files:
             with self._lock:
                 total = self.total
-                found = [
-                    (
-                        start,
-                        self._opened(files, start, stop),
-                        self._opened(files, max(start - CHARACTER + 1, 0), start),
-                        self._opened(files, stop, stop + 1),
-                    )
-                    for start, stop in self._ranges(most)
-                ]
-            return total, [Piece(start, *map(_read, parts)) for start, *parts in found]
+                runs = self._ranges(most)
+                found = [(start, self._opened(files, start, stop)) for start, stop in runs]
+            return total, [(start, _read(parts)) for start, parts in found]
 
     def close(self) -> None:
         with self._lock:
@@ -348,7 +323,7 @@ class HeadTailLog:
         return segment, self._capacity(segment)
 
     def _capacity(self, segment: Segment) -> int:
-        return self._most if segment.start else self._head + 1
+        return self._most if segment.start else self._head
 
     def _give_up(self) -> None:
         """Let the next write begin a segment of its own."""
@@ -358,7 +333,7 @@ class HeadTailLog:
                 self._segments.pop().remove()
 
     def _drop(self) -> None:
-        first = self.total - self._tail - CHARACTER + 1
+        first = self.total - self._tail
         while len(self._segments) > 2 and (behind := self._segments[1]).end <= first:
             behind.remove()
             del self._segments[1]
@@ -396,80 +371,38 @@ def _read(parts: list[_Part]) -> bytes:
 _Decoder = getincrementaldecoder("utf-8")
 
 
-def decoded(total: int, pieces: Sequence[Piece], *, ended: bool) -> str:
-    """The text, with a line where bytes are missing. No character is cut, whatever was left out:
-    wrong bytes become U+FFFD exactly where a decoder that had read the whole stream would have put
-    it, and a character of which only a part is kept is left out as a whole. Before the end an
-    unfinished last character is not there yet."""
-    text: list[str] = []
-    shown = 0
-    for piece in pieces:
-        skip = _begun_before(piece.before, piece.data)
-        if skip == len(piece.data):
-            continue
-        _tell_gap(text, piece.start + skip - shown)
-        body, rest = _decode(piece.data[skip:])
-        text.append(body)
-        shown = piece.stop - len(rest)
-        if rest and (ended if piece.stop == total else _ends_in_front_of(piece.after, rest)):
-            text.append(rest.decode(errors="replace"))
-            shown = piece.stop
-        elif piece.stop == total:
-            shown = total
-    _tell_gap(text, total - shown)
-    return "".join(text)
+def decoded(total: int, pieces: Sequence[tuple[int, bytes]], *, ended: bool) -> str:
+    """The text, with a line where bytes are missing. No character is cut there: one of which only a
+    part is kept is left out as a whole. Before the end an unfinished last character is not there
+    yet."""
+    text, shown = "", 0
+    for start, data in pieces:
+        lead = _rest_of_character(data) if start > shown else 0
+        is_last = start + len(data) == total
+        held = 0 if is_last and ended else _unfinished(data[lead:])
+        text = _with_gap(text, start + lead - shown)
+        text += data[lead : len(data) - held].decode(errors="replace")
+        shown = start + len(data) - (0 if is_last else held)
+    return _with_gap(text, total - shown)
 
 
-def _tell_gap(text: list[str], count: int) -> None:
-    if count:
-        if (last := next((part for part in reversed(text) if part), "")) and last[-1] != "\n":
-            text.append("\n")
-        text.append(f"[… {count:,} byte{'s' if count > 1 else ''} left out …]\n")
+def _with_gap(text: str, count: int) -> str:
+    if not count:
+        return text
+    line = "" if text.endswith("\n") or not text else "\n"
+    return f"{text}{line}[… {count:,} byte{'s' if count > 1 else ''} left out …]\n"
 
 
-def _decode(data: bytes) -> tuple[str, bytes]:
-    """The text, and the bytes of an unfinished character at its end."""
+def _rest_of_character(data: bytes) -> int:
+    """How many bytes at the start can't begin a character: three at most."""
+    return next((at for at, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), len(data[:3]))
+
+
+def _unfinished(data: bytes) -> int:
+    """How many bytes at the end begin a character that goes on behind them."""
     decoder = _Decoder("replace")
-    text, rest = decoder.decode(data), decoder.getstate()[0]
-    if len(wrong := rest.decode(errors="replace")) > 1:
-        # Half a surrogate: the decoder waits for its third byte, though none can mend it.
-        return text + wrong, b""
-    return text, rest
-
-
-def _begun_before(before: bytes, data: bytes) -> int:
-    """How many bytes at the start of `data` belong to a character that begins in `before`."""
-    # Three bytes are enough: no character is longer than four, and a byte that can begin one
-    # can't be inside another.
-    _, rest = _decode(before[_last_start(before) :])
-    if not rest:
-        return 0
-    count = 0
-    while count < len(data) and _may_go_on(rest, data[count : count + 1]):
-        rest += data[count : count + 1]
-        count += 1
-    return count
-
-
-def _inside(data: bytes) -> int:
-    """How many bytes at the start can't begin a character."""
-    return next((at for at, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
-
-
-def _last_start(before: bytes) -> int:
-    """Where the last byte is that is not inside a character."""
-    starts = (at for at in range(len(before) - 1, -1, -1) if before[at] & 0xC0 != 0x80)
-    return next(starts, len(before))
-
-
-def _ends_in_front_of(after: bytes, rest: bytes) -> bool:
-    """Whether an unfinished character is wrong already, by the byte that comes next."""
-    return bool(after) and not _may_go_on(rest, after)
-
-
-def _may_go_on(begun: bytes, byte: bytes) -> bool:
-    """Whether the byte can follow in a character that is not finished."""
-    return bool(_decode(begun)[1]) and len((begun + byte).decode(errors="replace")) == 1
+    decoder.decode(data[-3:])
+    return len(decoder.getstate()[0])
 
 
 # -- for whoever follows the job ---------------------------------------------------------------
