@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from base64 import b64decode
 from typing import Any
 
 import pytest
@@ -59,29 +58,12 @@ async def test_a_stream_is_read_by_offset() -> None:
 
 
 @run_async
-async def test_without_a_stream_both_are_told_each_for_itself() -> None:
+async def test_without_a_stream_it_is_stdout() -> None:
     async with container_house(running()) as house:
         house.api.write("job", "stdout", b"out")
         house.api.write("job", "stderr", b"error")
-        answer = await house.call("GET", "/jobs/job/logs?stdout_offset=1&stderr_offset=-2")
-        assert answer.body == (
-            b'{"job_id":"job",'
-            b'"stdout":{"offset":1,"next":3,"skipped":0,"end":false,"text":"ut"},'
-            b'"stderr":{"offset":3,"next":5,"skipped":0,"end":false,"text":"or"},"end":false}'
-        )
-        house.api.end("job")
-        assert (await _get(house))["end"] is True
-
-
-@run_async
-async def test_bytes_come_as_they_are_in_base64() -> None:
-    async with container_house(running()) as house:
-        data = bytes(range(256))
-        house.api.write("job", "stdout", data)
-        told = await _get(house, "?stream=stdout&encoding=base64&limit=200")
-        assert b64decode(told["base64"]) == data[:200]
-        assert (told["next"], "text" in told) == (200, False)
-        assert list(told)[-1] == "base64"
+        told = await _get(house, "?offset=1")
+        assert (told["stream"], told["text"]) == ("stdout", "ut")
 
 
 @run_async
@@ -146,44 +128,24 @@ async def test_a_wait_is_answered_by_the_next_byte_the_end_or_the_time() -> None
     async with container_house(running()) as house:
         early = await _get(house, "?stream=stdout&wait=0.01")
         assert (early["text"], early["end"]) == ("", False)
-        for query in ("?stream=stdout&wait=60", "?wait=60"):
-            offset = len(house.api.runs["job"].written["stdout"])  # type: ignore[index]
-            place = f"&offset={offset}" if "stream" in query else f"&stdout_offset={offset}"
-            asked = asyncio.create_task(_get(house, query + place))
-            await soon(lambda: house.api.waiters)
-            house.api.write("job", "stdout", b"x")
-            told = await asked
-            assert (told if "stream" in query else told["stdout"])["text"] == "x"
+        asked = asyncio.create_task(_get(house, "?stream=stdout&wait=60"))
+        await soon(lambda: house.api.waiters)
+        house.api.write("job", "stdout", b"x")
+        assert (await asked)["text"] == "x"
         asked = asyncio.create_task(_get(house, "?stream=stderr&wait=60"))
-        both = asyncio.create_task(_get(house, "?stdout_offset=2&wait=60"))
-        await soon(lambda: house.api.waiters == 3)
+        await soon(lambda: house.api.waiters == 1)
         house.api.end("job")
         assert (await asked)["end"] is True
-        assert (await both)["end"] is True
-        assert (await _get(house, "?stdout_offset=2&wait=60"))["end"] is True
-
-
-@run_async
-async def test_a_stream_that_is_over_does_not_end_the_wait_for_the_other() -> None:
-    api = running()
-    async with container_house(api) as house:
-        asked = asyncio.create_task(_get(house, "?wait=60"))
-        await soon(lambda: api.waiters == 2)
-        api.write("job", "stderr", b"x")
-        assert (await asked)["stderr"]["text"] == "x"
-        await soon(lambda: not api.waiters)
+        assert (await _get(house, "?stream=stdout&offset=1&wait=60"))["end"] is True
 
 
 @pytest.mark.parametrize(
     ("query", "field"),
     [
-        ("?offset=1", "offset"),
-        ("?raw", "raw"),
         ("?stream=both", "stream"),
         ("?stream=stdout&limit=3", "limit"),
         ("?stream=stdout&limit=99999999", "limit"),
         ("?stream=stdout&offset=1.5", "offset"),
-        ("?encoding=hex", "encoding"),
         ("?follow=ws", "follow"),
         ("?stream=stdout&raw=maybe", "raw"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -65,7 +64,7 @@ def test_a_disk_that_cannot_be_read_is_told_as_unknown(monkeypatch: pytest.Monke
     def refuse(_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(shutil, "disk_usage", refuse)
+    monkeypatch.setattr(os, "statvfs", refuse)
     assert disk_of("/somewhere") == Disk(None, None)
     assert disk_of("") == Disk(None, None)
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import asdict
+from msgspec import Meta, Struct
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.following import ENDED, Following, place_of
 from penstock.api.container.views import Absent, Wait, absent, answer, patience
 from penstock.api.operation import Operation
 from penstock.api.reply import EVENT_STREAM, NO_STORE, NOTHING, AnyReply, StreamReply
-from penstock.core.errors import InvalidRequest
 from penstock.workloads.container.job import Stream
 
 if TYPE_CHECKING:
@@ -29,43 +24,30 @@ _FAR = 1 << 53
 Offset = Annotated[int, Meta(ge=-_FAR, le=_FAR)]
 
 
-class Encoding(StrEnum):
-    TEXT = "text"
-    BASE64 = "base64"
-
-
 class LogQuery(Struct, frozen=True, kw_only=True):
     stream: Stream | None = None
-    """`stdout` or `stderr`; without it both are answered, each for itself."""
-    offset: Offset | None = None
-    """Of the first byte wanted, with `stream`; negative: so many bytes before the end."""
-    stdout_offset: Offset = 0
-    """The same without `stream`."""
-    stderr_offset: Offset = 0
+    """`stdout` or `stderr`; without it, events are of both, and anything else of `stdout`."""
+    offset: Offset = 0
+    """Of the first byte wanted; negative: so many bytes before the end."""
     limit: Annotated[int, Meta(ge=4, le=1 << 20)] = 64 << 10
     """Bytes of a stream to answer with at most."""
     wait: Wait = 0.0
     """Seconds to wait for the next byte, at most 300."""
-    encoding: Encoding = Encoding.TEXT
-    """`text` never cuts a character in two; `base64` has the bytes as they are."""
     follow: Literal["sse"] | None = None
     """`sse`: as server-sent events until the job's end, as `Accept: text/event-stream` asks."""
     raw: Literal["", "true", "1", "false", "0"] = "false"
-    """The bytes themselves, as far as they are kept, from `offset` on; needs `stream`."""
+    """The bytes themselves, as far as they are kept, from `offset` on."""
 
     @property
     def is_raw(self) -> bool:
         return self.raw in ("", "true", "1")
 
-    def offset_of(self, stream: Stream) -> int:
-        if stream is self.stream and self.offset is not None:
-            return self.offset
-        return self.stdout_offset if stream is Stream.STDOUT else self.stderr_offset
 
-
-class Piece(Struct, frozen=True, kw_only=True):
+class Logs(Struct, frozen=True, kw_only=True):
     """Some of a stream."""
 
+    job_id: str
+    stream: Stream
     offset: int
     """Of its first byte, counted from the first that the container wrote."""
     next: int
@@ -74,24 +56,8 @@ class Piece(Struct, frozen=True, kw_only=True):
     """Bytes before it that were asked for and are not kept."""
     end: bool
     """Nothing will come after `next`."""
-    text: str | UnsetType = UNSET
-    base64: str | UnsetType = UNSET
-
-
-class Logs(Struct, frozen=True, kw_only=True):
-    """With `stream`: the fields of a piece. Without: a piece of each."""
-
-    job_id: str
-    stream: Stream | UnsetType = UNSET
-    offset: int | UnsetType = UNSET
-    next: int | UnsetType = UNSET
-    skipped: int | UnsetType = UNSET
-    stdout: Piece | UnsetType = UNSET
-    stderr: Piece | UnsetType = UNSET
-    end: bool
-    """Nothing more will come."""
-    text: str | UnsetType = UNSET
-    base64: str | UnsetType = UNSET
+    text: str
+    """No character is cut in two."""
 
 
 class LogReading:
@@ -100,71 +66,39 @@ class LogReading:
 
     async def get_logs(self, call: Call) -> AnyReply:
         query, job_id = call.query(LogQuery), call.params["job_id"]
-        if query.stream is None and (query.offset is not None or query.is_raw):
-            field = "raw" if query.is_raw else "offset"
-            raise InvalidRequest(field, "needs to know which stream", hint="add stream=stdout")
+        stream = query.stream or Stream.STDOUT
         is_head = call.scope["method"] == "HEAD"
         follows = _wants_events(call, query) and not is_head
         if not (follows or query.is_raw):
-            return await self._page(call, job_id, query)
+            return await self._page(call, job_id, query, stream)
         if await self._facade.get(job_id) is None:
             return absent(job_id)
-        if query.stream is not None and query.is_raw:
-            return self._raw(job_id, query.stream, query.offset_of(query.stream), is_head)
+        if query.is_raw:
+            return self._raw(job_id, stream, query.offset, is_head)
         return self._follow(call, job_id, query)
 
-    # -- pages --------------------------------------------------------------------
-
-    async def _page(self, call: Call, job_id: str, query: LogQuery) -> AnyReply:
-        if query.stream is None:
-            if query.wait > 0:
-                with call.waiting():
-                    await self._something(job_id, query)
-            pieces = [await self._piece(job_id, query, stream) for stream in Stream]
-            if None in pieces:
-                return absent(job_id)
-            stdout, stderr = cast("list[Piece]", pieces)
-            end = stdout.end and stderr.end
-            return answer(Logs(job_id=job_id, stdout=stdout, stderr=stderr, end=end))
+    async def _page(self, call: Call, job_id: str, query: LogQuery, stream: Stream) -> AnyReply:
         with call.waiting() if query.wait > 0 else nullcontext():
-            piece = await self._piece(job_id, query, query.stream, patience(query.wait))
-        if piece is None:
-            return absent(job_id)
-        return answer(Logs(job_id=job_id, stream=query.stream, **asdict(piece)))
-
-    async def _something(self, job_id: str, query: LogQuery) -> None:
-        """Until one of the streams has something, or both are at their end, or the time is over."""
-        seconds = patience(query.wait)
-        waits = {
-            asyncio.ensure_future(self._piece(job_id, query, stream, seconds)) for stream in Stream
-        }
-        try:
-            while waits:
-                ready, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                found = [one.result() for one in ready]
-                if any(piece is None or piece.text or piece.base64 for piece in found):
-                    return
-        finally:
-            for one in waits:
-                one.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-
-    async def _piece(
-        self, job_id: str, query: LogQuery, stream: Stream, wait: float = 0
-    ) -> Piece | None:
-        is_text = query.encoding is Encoding.TEXT
-        page = await self._facade.logs(
-            job_id, stream, query.offset_of(stream), limit=query.limit, wait=wait, text=is_text
-        )
+            page = await self._facade.logs(
+                job_id,
+                stream,
+                query.offset,
+                limit=query.limit,
+                wait=patience(query.wait),
+                text=True,
+            )
         if page is None:
-            return None
-        return Piece(
-            offset=page.offset,
-            next=page.next,
-            skipped=page.skipped,
-            end=page.end,
-            text=page.text if is_text else UNSET,
-            base64=UNSET if is_text else b64encode(page.data).decode("ascii"),
+            return absent(job_id)
+        return answer(
+            Logs(
+                job_id=job_id,
+                stream=stream,
+                offset=page.offset,
+                next=page.next,
+                skipped=page.skipped,
+                end=page.end,
+                text=page.text,
+            )
         )
 
     # -- as it is -----------------------------------------------------------------
@@ -193,7 +127,7 @@ class LogReading:
 
     def _follow(self, call: Call, job_id: str, query: LogQuery) -> AnyReply:
         streams = tuple(Stream) if query.stream is None else (query.stream,)
-        offsets = {stream: query.offset_of(stream) for stream in streams}
+        offsets = dict.fromkeys(streams, query.offset)
         place = call.header(b"last-event-id")
         if place.endswith(ENDED):
             return NOTHING  # by which a browser knows that there is no more

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import shutil
 import socket
 from pathlib import Path
 
@@ -70,16 +69,17 @@ def disk_of(folder: Path | str) -> Disk:
     """Of the folder, or of the nearest one above it that is there."""
     if not str(folder):
         return Disk()
-    path = Path(folder).absolute()
-    for place in (path, *path.parents):
+    path = os.path.abspath(folder)
+    while True:
         try:
-            usage = shutil.disk_usage(place)
+            found = os.statvfs(path)
         except FileNotFoundError:
-            continue
+            path = os.path.dirname(path)
         except OSError:
             return Disk()
-        return Disk(usage.total // _MB, usage.free // _MB)
-    return Disk()
+        else:
+            block = found.f_frsize
+            return Disk(found.f_blocks * block // _MB, found.f_bavail * block // _MB)
 
 
 def _cpu_model(cpus: list[dict[str, str]]) -> str | None:
