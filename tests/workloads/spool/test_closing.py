@@ -79,8 +79,8 @@ def test_everything_is_flushed_before_the_job_is_seen(
         steps.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
         fsync(handle)
 
-    def renamed(source: Path, target: Path) -> None:
-        steps.append(f"{source.parent.name} -> {target.parent.name}")
+    def renamed(source: str, target: str) -> None:
+        steps.append(f"{Path(source).parent.name} -> {Path(target).parent.name}")
         rename(source, target)
 
     monkeypatch.setattr(files, "_file_system", lambda device: "ext4")

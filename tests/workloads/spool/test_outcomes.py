@@ -22,16 +22,16 @@ from penstock.workloads.llm.values import (
     TokenLogprob,
     Usage,
 )
-from penstock.workloads.spool.config import SpoolOptions
 from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.server.outcomes import answered, embedding_json, refused, unfit
-from penstock.workloads.spool.server.processor import (
-    TimeIsUp,
-    deadline_of,
-    model_for,
-    timeout_of,
-    within,
+from penstock.workloads.spool.server.outcomes import (
+    DEADLINE,
+    TIMEOUT,
+    answered,
+    embedding_json,
+    refused,
+    unfit,
 )
+from penstock.workloads.spool.server.processor import TimeIsUp, model_for, within
 
 ASK = ChatRequest(messages=(Message(role="user", content="x"),), sampling=Sampling(seed=3))
 
@@ -104,16 +104,14 @@ def test_what_is_wrong_with_a_prompt_has_a_code_of_its_own() -> None:
 
 @run_async
 async def test_what_takes_too_long_is_ended_and_what_comes_too_late_not_begun() -> None:
-    assert deadline_of(SpoolOptions(), 100.0) is None
-    assert timeout_of(SpoolOptions()) is None
-    async with within(None), within(timeout_of(SpoolOptions(timeout=60.0))):
+    async with within(None, DEADLINE, "late"), within(60.0, TIMEOUT, "long"):
         pass
     with pytest.raises(TimeIsUp, match=r"longer than 0\.01 s") as late:
-        async with within(timeout_of(SpoolOptions(timeout=0.01))):
+        async with within(0.01, TIMEOUT, "it ran for longer than 0.01 s"):
             await asyncio.sleep(60)
     assert late.value.code == "TIMEOUT"
     with pytest.raises(TimeIsUp, match="deadline") as late:
-        async with within(deadline_of(SpoolOptions(deadline=100.0), 100.0)):
+        async with within(0.0, DEADLINE, "its deadline passed"):
             raise AssertionError("it was begun")
     assert late.value.code == "DEADLINE_EXCEEDED"
 
@@ -121,7 +119,7 @@ async def test_what_takes_too_long_is_ended_and_what_comes_too_late_not_begun() 
 @run_async
 async def test_a_timeout_of_something_else_is_not_the_jobs() -> None:
     with pytest.raises(TimeoutError, match="of the engine"):
-        async with within(timeout_of(SpoolOptions(timeout=60.0))):
+        async with within(60.0, TIMEOUT, "long"):
             raise TimeoutError("of the engine")
 
 

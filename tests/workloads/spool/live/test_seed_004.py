@@ -133,7 +133,8 @@ def test_a_job_is_assembled_in_writing_and_becomes_queued_by_one_rename(
 ) -> None:
     flow, moves = Flow(work.workspace), []
 
-    def look(source: Path, target: Path, *, sync: Sync) -> None:
+    def look(staged: str, queued: str, *, sync: Sync) -> None:
+        source, target = Path(staged), Path(queued)
         before = {path.name: path.read_bytes() for path in source.iterdir()}
         moves.append((source, target))
         assert before["prompt.txt"] == b"Say yes."

@@ -209,7 +209,7 @@ class Work:
         """A folder with everything in it, on the disk, that nobody sees."""
         job_id = self._reserve()
         try:
-            self._fill(self.workspace.of(Status.STAGING, job_id), job, sync)
+            self._fill(self.workspace.name(Status.STAGING, job_id), job, sync)
         except FileExistsError as error:
             self._forget([job_id])
             raise Conflict(f"another process writes to {error.filename}") from error
@@ -222,7 +222,7 @@ class Work:
         """An id that no job has, by the folder that is ours to make."""
         while True:
             job_id = self._ids.next(self._clock.now())
-            folder = self.workspace.of(Status.STAGING, job_id)
+            folder = self.workspace.name(Status.STAGING, job_id)
             try:
                 make_folder(folder)
             except FileExistsError:
@@ -234,10 +234,10 @@ class Work:
                 return job_id
             self._forget([job_id])
 
-    def _fill(self, folder: Path, job: Checked, sync: Sync) -> None:
+    def _fill(self, folder: str, job: Checked, sync: Sync) -> None:
         write_file(folder, PROMPT, job.prompt, sync)
         if job.images:
-            self._copy_images(folder / IMAGES, job.images, sync)
+            self._copy_images(Path(folder, IMAGES), job.images, sync)
         if job.kind is not JobKind.TEXT:
             write_file(folder, KIND, job.kind.encode(), sync)
         if job.options != _NO_OPTIONS:
@@ -266,8 +266,8 @@ class Work:
             for job_id in staged:
                 self._queue(job_id)
                 moved.append(job_id)
-            staging, ready = map(self.workspace.folder, (Status.STAGING, Status.QUEUED))
-            flush_move(staging, ready, self.workspace.sync)
+            if self.workspace.sync is Sync.FULL:
+                flush_move(*map(self.workspace.folder, (Status.STAGING, Status.QUEUED)))
             failpoint("spool-submitted")
         except BaseException:
             for job_id in moved:
@@ -276,9 +276,9 @@ class Work:
             raise
 
     def _queue(self, job_id: JobId) -> None:
-        staged = self.workspace.of(Status.STAGING, job_id)
+        staged = self.workspace.name(Status.STAGING, job_id)
         try:
-            move(staged, self.workspace.of(Status.QUEUED, job_id), sync=Sync.NONE)
+            move(staged, self.workspace.name(Status.QUEUED, job_id), sync=Sync.NONE)
         except FileExistsError:
             raise Conflict(f"a job {job_id} is queued already") from None
         except FileNotFoundError:

@@ -42,7 +42,7 @@ def finish(workspace: Workspace, job_id: JobId, meta: Meta, artifacts: Mapping[s
     then it is not DONE. StoreFull or StoreFailed if the disk refuses.
     """
     end = structs.replace(meta, status="done", artifacts=tuple(artifacts))
-    if not _is_folder(workspace.of(Status.RUNNING, job_id)):
+    if not _is_folder(workspace.name(Status.RUNNING, job_id)):
         raise _gone(workspace, job_id)
     _end(workspace, job_id, SpoolEvent.FINISH, {**artifacts, META: encode_meta(end)})
 
@@ -54,7 +54,7 @@ def fail(workspace: Workspace, job_id: JobId, meta: Meta, error: str) -> None:
     """
     end = structs.replace(meta, status="failed", artifacts=(ERROR,))
     files = {ERROR: _line(error), META: encode_meta(end)}
-    if _is_folder(workspace.of(Status.RUNNING, job_id)):
+    if _is_folder(workspace.name(Status.RUNNING, job_id)):
         _end(workspace, job_id, SpoolEvent.FAIL, files)
     else:
         _fail_impostor(workspace, job_id, files)
@@ -63,8 +63,8 @@ def fail(workspace: Workspace, job_id: JobId, meta: Meta, error: str) -> None:
 def _end(
     workspace: Workspace, job_id: JobId, event: SpoolEvent, files: Mapping[str, bytes]
 ) -> None:
-    folder = workspace.of(Status.RUNNING, job_id)
-    target = workspace.of(SPOOL.after(Status.RUNNING, event), job_id)
+    folder = workspace.name(Status.RUNNING, job_id)
+    target = workspace.name(SPOOL.after(Status.RUNNING, event), job_id)
     try:
         for name, data in files.items():
             replace_file(folder, name, data, workspace.sync)
@@ -76,7 +76,7 @@ def _end(
         raise _gone(workspace, job_id) from None
     except FileExistsError:
         raise Conflict(
-            f"job {job_id} is in {target.parent} already", hint="two folders have one id"
+            f"job {job_id} is in {os.path.dirname(target)} already", hint="two folders have one id"
         ) from None
     _forget_cancellation(workspace, job_id)
 
@@ -101,28 +101,28 @@ def _fail_impostor(workspace: Workspace, job_id: JobId, files: Mapping[str, byte
     _forget_cancellation(workspace, job_id)
 
 
-def _is_folder(path: Path) -> bool:
+def _is_folder(path: str) -> bool:
     """Whether it is one, which its owner may read and write from now on."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(mode):
-        open_up(path, mode)
+        open_up(Path(path), mode)
     return stat.S_ISDIR(mode)
 
 
-def _clear(folder: Path, files: Mapping[str, bytes]) -> None:
+def _clear(folder: str, files: Mapping[str, bytes]) -> None:
     """Remove what a job has only while it runs, and what an earlier attempt left."""
     with store_errors("clear", folder):
         for name in os.listdir(folder):
             if name not in files and (name in _PASSING or name.endswith(TMP)):
-                remove_tree(folder / name)
+                remove_tree(Path(folder, name))
 
 
 def _forget_cancellation(workspace: Workspace, job_id: JobId) -> None:
     with suppress(OSError):
-        os.unlink(workspace.private / "cancel" / job_id)
+        os.unlink(f"{workspace.private}/cancel/{job_id}")
 
 
 def _gone(workspace: Workspace, job_id: JobId) -> Conflict:

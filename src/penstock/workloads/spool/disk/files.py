@@ -16,8 +16,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class Unfit(InvalidRequest):
     code = "UNFIT"
 
 
-def write_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
+def write_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
     """A new file; FileExistsError if the name is taken."""
     path = f"{folder}/{name}"
     with store_errors("write", path):
@@ -62,7 +61,7 @@ def write_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
             os.close(handle)
 
 
-def replace_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
+def replace_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
     """The file has its old content or all of the new, whatever was under its name."""
     draft = f"{name}{TMP}"
     try:
@@ -71,32 +70,32 @@ def replace_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
             try:
                 os.replace(f"{folder}/{draft}", f"{folder}/{name}")
             except IsADirectoryError:
-                remove_tree(folder / name)
-                os.replace(folder / draft, folder / name)
+                remove_tree(Path(folder, name))
+                os.replace(f"{folder}/{draft}", f"{folder}/{name}")
         failpoint("spool-replaced")
     except BaseException:
         with suppress(OSError):
-            os.unlink(folder / draft)
+            os.unlink(f"{folder}/{draft}")
         raise
 
 
-def _write_anew(folder: Path, name: str, data: bytes, sync: Sync) -> None:
+def _write_anew(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
     try:
         write_file(folder, name, data, sync)
     except FileExistsError:
-        with store_errors("replace", folder / name):
-            remove_tree(folder / name)
+        with store_errors("replace", f"{folder}/{name}"):
+            remove_tree(Path(folder, name))
         write_file(folder, name, data, sync)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path | str) -> None:
     """A new folder; FileExistsError if the name is taken."""
     with store_errors("make", path):
         os.mkdir(path)
     failpoint("spool-made")
 
 
-def fsync_dir(path: Path, sync: Sync = Sync.FULL) -> None:
+def fsync_dir(path: Path | str, sync: Sync = Sync.FULL) -> None:
     """What was made, removed or renamed in it is on the disk from now on."""
     if sync is Sync.NONE:
         return
@@ -120,7 +119,7 @@ def flush_all(path: Path) -> None:
     failpoint("spool-all-flushed")
 
 
-def move(source: Path, target: Path, *, sync: Sync) -> None:
+def move(source: Path | str, target: Path | str, *, sync: Sync) -> None:
     """Make a job what its new folder says, at once for whoever looks.
 
     Of several who move the same job one succeeds, and the others get FileNotFoundError; a
@@ -129,14 +128,15 @@ def move(source: Path, target: Path, *, sync: Sync) -> None:
     with store_errors("move", source):
         rename_exclusively(source, target)
     failpoint("spool-moved")
-    flush_move(source.parent, target.parent, sync)
+    if sync is Sync.FULL:
+        flush_move(os.path.dirname(source), os.path.dirname(target))
 
 
-def flush_move(source: Path, target: Path, sync: Sync) -> None:
+def flush_move(source: Path | str, target: Path | str) -> None:
     """What was moved from one folder to the other is there for good."""
-    fsync_dir(target, sync)
-    if sync is Sync.FULL and not logs_renames(target):
-        fsync_dir(source, sync)
+    fsync_dir(target)
+    if not logs_renames(target):
+        fsync_dir(source)
 
 
 class OpenFolder:
@@ -145,8 +145,9 @@ class OpenFolder:
     FileNotFoundError if it is not there, Unfit if it is no folder or may not be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path, self.name = path, os.path.basename(path)
+        self._names: frozenset[str] | None = None
         try:
             self._handle = os.open(path, _FOLDER | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -154,14 +155,20 @@ class OpenFolder:
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 mode = os.lstat(path).st_mode
-                raise Unfit(path.name, f"is {_kind(mode)}, not a folder") from None
-            raise Unfit(path.name, f"can't be read: {_reason(error)}") from error
+                raise Unfit(self.name, f"is {_kind(mode)}, not a folder") from None
+            raise Unfit(self.name, f"can't be read: {_reason(error)}") from error
 
     def __enter__(self) -> OpenFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
         os.close(self._handle)
+
+    def has(self, name: str) -> bool:
+        """Whether it was there when this was asked first."""
+        if self._names is None:
+            self._names = frozenset(os.listdir(self._handle))
+        return name in self._names
 
     def look(self, name: str) -> os.stat_result | None:
         """What lies there under this name, itself and not what it points to; None if nothing."""
@@ -202,6 +209,16 @@ def read_file(folder: Path | OpenFolder, name: str, most: int) -> bytes:
         return opened.read(name, most)
 
 
+def read_optional(folder: Path | OpenFolder, name: str, most: int) -> bytes | None:
+    """The same; None if it is not there."""
+    if isinstance(folder, OpenFolder) and not folder.has(name):
+        return None
+    try:
+        return read_file(folder, name, most)
+    except FileNotFoundError:
+        return None
+
+
 def read_text(folder: Path | OpenFolder, name: str, most: int) -> str:
     data = read_file(folder, name, most)
     try:
@@ -212,20 +229,26 @@ def read_text(folder: Path | OpenFolder, name: str, most: int) -> str:
         ) from None
 
 
-@contextmanager
-def store_errors(action: str, path: Path | str) -> Iterator[None]:
+class store_errors:
     """What the disk refuses, in plain words. That a name is taken or gone is the caller's
     business, and passes."""
-    try:
-        yield
-    except (FileExistsError, FileNotFoundError):
-        raise
-    except OSError as error:
+
+    __slots__ = ("_action", "_path")
+
+    def __init__(self, action: str, path: Path | str) -> None:
+        self._action, self._path = action, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError) or isinstance(error, FileExistsError | FileNotFoundError):
+            return
+        what = f"can't {self._action} {self._path}"
         if error.errno in _FULL:
-            raise StoreFull(
-                f"can't {action} {path}: no space left", hint="free some space, and try again"
-            ) from error
-        raise StoreFailed(f"can't {action} {path}: {_reason(error)}") from error
+            hint = "free some space, and try again"
+            raise StoreFull(f"{what}: no space left", hint=hint) from error
+        raise StoreFailed(f"{what}: {_reason(error)}") from error
 
 
 def _kind(mode: int) -> str:
@@ -270,7 +293,7 @@ _EXCL = 4
 _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
-def rename_exclusively(source: Path, target: Path) -> None:
+def rename_exclusively(source: Path | str, target: Path | str) -> None:
     """FileExistsError if the target is there, FileNotFoundError if the source is not."""
     code = _rename(os.fsencode(source), os.fsencode(target))
     if code in _UNSUPPORTED:
@@ -309,7 +332,7 @@ def _library(name: str) -> Any:
     return getattr(ctypes.CDLL(None, use_errno=True), name, None)
 
 
-def _rename_after_a_look(source: Path, target: Path) -> None:
+def _rename_after_a_look(source: Path | str, target: Path | str) -> None:
     """For old kernels and some file systems. A folder with something in it can't be replaced by
     a rename anyway; one that is empty can, between the look and the rename."""
     if os.path.lexists(target):
@@ -326,7 +349,7 @@ _LOGGING = frozenset({"ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs"})
 """A rename between two folders is one entry of their log: on the disk with either folder."""
 
 
-def logs_renames(folder: Path) -> bool:
+def logs_renames(folder: Path | str) -> bool:
     """False of a file system that is not known to: then both folders have to be flushed."""
     return _file_system(os.stat(folder).st_dev) in _LOGGING
 

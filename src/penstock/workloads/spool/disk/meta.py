@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from msgspec import Struct, field
 
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
-from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, replace_file
+from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_optional, replace_file
 
 META, KIND, OPTIONS = "meta.json", "type.txt", "options.json"
 _MOST = 1 << 20
@@ -58,16 +57,20 @@ class Meta(Struct, frozen=True, kw_only=True):
     """What another program wrote there; it is kept."""
 
 
-_KNOWN = tuple(name for name in Meta.__struct_fields__ if name != "other")
+_FIELDS = tuple(name for name in Meta.__struct_fields__ if name != "other")
+_KNOWN = frozenset(_FIELDS)
 _DECIMAL = ("duration_s", "tokens_per_second")
 _ALWAYS = ("submitted_at", "mode")
+_NOTHING = ("", (), None)
+_NO_OPTIONS = SpoolOptions()
+_text = json.encoder.encode_basestring
 _json = json.JSONEncoder(ensure_ascii=False).encode
 _AT_THE_END = ("completed_at", "duration_s", "artifacts", "status")
 
 
 def stamp(now: float) -> str:
     """A time as it is written."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def time_of(text: str) -> float | None:
@@ -80,20 +83,22 @@ def time_of(text: str) -> float | None:
 
 def read_meta(folder: Path | OpenFolder) -> Meta:
     """Without the file, an empty one. Unfit if it is not JSON or a field is not what it is."""
-    try:
-        data = read_file(folder, META, _MOST)
-    except FileNotFoundError:
+    data = read_optional(folder, META, _MOST)
+    if data is None:
         return Meta()
     try:
         found = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unfit(META, f"is not a JSON object: {error}") from None
-    if not _is_flat(found, _DEEPEST):
+    known: dict[str, Any] = {}
+    for name in _KNOWN & found.keys():
+        if (value := found.pop(name)) is not None:
+            known[name] = value
+    if found and not _is_flat(found, _DEEPEST):
         raise Unfit(META, f"is nested deeper than {_DEEPEST}")
-    known = {name: found.pop(name) for name in _KNOWN if name in found}
-    given = {name: value for name, value in known.items() if value is not None}
+    known["other"] = found
     try:
-        return msgspec.convert({**given, "other": found}, Meta, strict=False)
+        return msgspec.convert(known, Meta, strict=False)
     except msgspec.ValidationError as error:
         raise Unfit(META, str(error)) from None
 
@@ -120,14 +125,19 @@ def write_meta(folder: Path, meta: Meta, sync: Sync) -> None:
 
 
 def encode_meta(meta: Meta) -> bytes:
-    lines = [f"  {_json(name)}: {value}" for name, value in _written(meta)]
+    lines: list[str] = []
+    for name in _FIELDS:
+        value = getattr(meta, name)
+        if value in _NOTHING and name not in _ALWAYS and not (meta.status and name in _AT_THE_END):
+            continue
+        lines.append(f'  "{name}": {_decimal(value) if name in _DECIMAL else _value(value)}')
+    lines += [f"  {_text(name)}: {_value(value)}" for name, value in meta.other.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="replace")
 
 
 def read_kind(folder: Path | OpenFolder) -> JobKind:
-    try:
-        data = read_file(folder, KIND, _MOST)
-    except FileNotFoundError:
+    data = read_optional(folder, KIND, _MOST)
+    if data is None:
         return JobKind.TEXT
     word = data.partition(b"\n")[0].decode(errors="replace").strip()
     try:
@@ -138,10 +148,9 @@ def read_kind(folder: Path | OpenFolder) -> JobKind:
 
 
 def read_options(folder: Path | OpenFolder) -> SpoolOptions:
-    try:
-        data = read_file(folder, OPTIONS, _MOST_OPTIONS)
-    except FileNotFoundError:
-        return SpoolOptions()
+    data = read_optional(folder, OPTIONS, _MOST_OPTIONS)
+    if data is None:
+        return _NO_OPTIONS
     try:
         return checked(msgspec.json.decode(data, type=SpoolOptions))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidRequest) as error:
@@ -172,16 +181,11 @@ def checked(options: SpoolOptions) -> SpoolOptions:
     return options
 
 
-def _written(meta: Meta) -> Iterator[tuple[str, str]]:
-    for name in _KNOWN:
-        value = getattr(meta, name)
-        if name in _ALWAYS or value not in ("", (), None) or (meta.status and name in _AT_THE_END):
-            yield name, _decimal(value) if name in _DECIMAL else _value(value)
-    for name, value in meta.other.items():
-        yield name, _value(value)
-
-
 def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return _text(value)
+    if type(value) is int:
+        return str(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     return _json(value)

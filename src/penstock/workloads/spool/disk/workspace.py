@@ -44,6 +44,10 @@ class Workspace:
         """Where this job lies while it is in this state."""
         return self._folders[status] / check_job_id(job_id)
 
+    def name(self, status: Status, job_id: JobId) -> str:
+        """The same as a string, of an id that was checked."""
+        return f"{self._names[status]}/{job_id}"
+
     def create(self) -> None:
         """Make whatever is missing, and see that it can be used."""
         for folder in self._folders.values():
@@ -100,7 +104,7 @@ class Workspace:
 
     def holds(self, status: Status, job_id: JobId) -> bool:
         """Whether anything lies there under this id, a folder or not."""
-        return self._is_there(f"{self._names[status]}/{job_id}")
+        return self._is_there(self.name(status, job_id))
 
     def _make(self, folder: Path) -> None:
         missing = []

@@ -190,8 +190,8 @@ class Pool:
         """None if it is not there any more, or can't be had now: the next scan finds it again."""
         if job_id in self.running or not self._claims.take(job_id):
             return None
-        queued = self._workspace.of(Status.QUEUED, job_id)
-        claimed = self._workspace.of(SPOOL.after(Status.QUEUED, SpoolEvent.CLAIM), job_id)
+        queued = self._workspace.name(Status.QUEUED, job_id)
+        claimed = self._workspace.name(SPOOL.after(Status.QUEUED, SpoolEvent.CLAIM), job_id)
         try:
             _move(queued, claimed)
             folder_id = os.lstat(claimed).st_ino
@@ -208,7 +208,7 @@ class Pool:
                 raise
             self._report(job_id, str(error))
             return None
-        return Running(claimed, folder_id, self._clock.monotonic())
+        return Running(Path(claimed), folder_id, self._clock.monotonic())
 
     def _start(self, running: Running, over: Callable[[], None]) -> None:
         self.running[running.job_id] = running
@@ -257,12 +257,12 @@ class Pool:
             log.warning("job %s can't be claimed: %s", job_id, why)
 
 
-def _move(queued: Path, claimed: Path) -> None:
+def _move(queued: str, claimed: str) -> None:
     try:
         move(queued, claimed, sync=Sync.NONE)
     except StoreFailed as error:
         if not isinstance(error.__cause__, PermissionError):
             raise
         # A folder that may not be written to can't be moved: if it is ours, it may be from now on.
-        open_up(queued, os.lstat(queued).st_mode)
+        open_up(Path(queued), os.lstat(queued).st_mode)
         move(queued, claimed, sync=Sync.NONE)

@@ -6,9 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-
-from msgspec import Struct
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from penstock.core.errors import PenstockError
 from penstock.models.values import resolve_name
@@ -22,7 +20,6 @@ from penstock.workloads.llm.values import (
     LlmFailure,
     LlmResult,
 )
-from penstock.workloads.spool.config import SpoolOptions
 from penstock.workloads.spool.disk.files import OpenFolder, Unfit
 from penstock.workloads.spool.server import outcomes
 from penstock.workloads.spool.server.closing import JobCloser
@@ -42,9 +39,10 @@ from penstock.workloads.spool.server.requests import (
     ParentFailed,
     Parents,
     Prepared,
-    check_folder,
+    is_folder,
     read_job,
     request_for,
+    set_aside,
 )
 from penstock.workloads.spool.server.running import Running, ServerParts, Why, read_attempts
 
@@ -66,38 +64,17 @@ class TimeIsUp(Exception):
         self.code = code
 
 
-class TimeLimit(Struct, frozen=True):
-    seconds: float
-    """From now on."""
-    code: str
-    message: str
-
-
-def deadline_of(options: SpoolOptions, now: float) -> TimeLimit | None:
-    """For all that is done with it."""
-    if options.deadline is None:
-        return None
-    return TimeLimit(options.deadline - now, DEADLINE, "its deadline passed before it had ended")
-
-
-def timeout_of(options: SpoolOptions) -> TimeLimit | None:
-    """For the time in which it is computed."""
-    if options.timeout is None:
-        return None
-    return TimeLimit(options.timeout, TIMEOUT, f"it ran for longer than {options.timeout:g} s")
+def within(seconds: float | None, code: str, message: str) -> AbstractAsyncContextManager[object]:
+    """Raises TimeIsUp when it is over, before anything is begun if it is already."""
+    return nullcontext() if seconds is None else _within(seconds, TimeIsUp(code, message))
 
 
 @asynccontextmanager
-async def within(limit: TimeLimit | None) -> AsyncIterator[None]:
-    """Raises TimeIsUp when it is over, before anything is begun if it is already."""
-    if limit is None:
-        yield
-        return
-    over = TimeIsUp(limit.code, limit.message)
-    if limit.seconds <= 0:
+async def _within(seconds: float, over: TimeIsUp) -> AsyncIterator[None]:
+    if seconds <= 0:
         raise over
     try:
-        async with asyncio.timeout(limit.seconds) as scope:
+        async with asyncio.timeout(seconds) as scope:
             yield
     except TimeoutError:
         if not scope.expired():
@@ -174,11 +151,10 @@ class Processor:
         """Blocking."""
         folder = running.folder
         try:
-            check_folder(folder, self._spare / running.job_id)
-        except Unfit:
-            running.folder_id = os.lstat(folder).st_ino
-            raise
-        try:
+            if not is_folder(folder):
+                problem = set_aside(folder, self._spare / running.job_id)
+                running.folder_id = os.lstat(folder).st_ino
+                raise problem
             with OpenFolder(folder) as opened:
                 running.attempts = read_attempts(opened)
                 job = read_job(opened)
@@ -189,11 +165,12 @@ class Processor:
         return Prepared(job=job, ask=request_for(job, self._parents, self._max_tokens))
 
     async def _computed(self, running: Running, prepared: Prepared) -> SpoolOutcome:
-        options = prepared.job.options
+        deadline, timeout = prepared.job.options.deadline, prepared.job.options.timeout
+        left = None if deadline is None else deadline - self._clock.now()
         async with (
-            within(deadline_of(options, self._clock.now())),
+            within(left, DEADLINE, "its deadline passed before it had ended"),
             self._runner.health.job(running.model, suspect=running.attempts.is_suspect),
-            within(timeout_of(options)),
+            within(timeout, TIMEOUT, f"it ran for longer than {timeout or 0:g} s"),
         ):
             began = self._clock.monotonic()
             result = await self._asked(running, prepared)

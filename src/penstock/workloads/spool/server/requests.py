@@ -64,9 +64,9 @@ def is_folder(path: Path) -> bool:
 
 def read_job(folder: OpenFolder) -> Spooled:
     kind, options = read_kind(folder), read_options(folder)
-    images = read_images(folder.path) if folder.look(IMAGES) else ()
+    images = read_images(Path(folder.path)) if folder.has(IMAGES) else ()
     return Spooled(
-        job_id=folder.path.name,
+        job_id=folder.name,
         kind=kind,
         prompt=read_prompt(folder, needed=not (options.messages or images)),
         options=options,
@@ -79,7 +79,7 @@ def read_prompt(folder: OpenFolder, *, needed: bool = True) -> str:
     try:
         prompt = read_text(folder, PROMPT, MAX_PROMPT)
     except FileNotFoundError:
-        is_folder(folder.path)
+        is_folder(Path(folder.path))
         raise Unfit(PROMPT, "is missing") from None
     if needed and not prompt:
         raise Unfit(PROMPT, "is empty")
@@ -288,16 +288,11 @@ def request_for(
     return generation_of(job, history, max_tokens=max_tokens, seed=seed)
 
 
-def check_folder(folder: Path, spare: Path) -> None:
-    """Unfit if something else lies where a job's folder should: it is put into one first.
-
-    Nothing is ever written through a link that somebody else made. `spare` is a path where a
-    folder can be made.
-    """
-    if is_folder(folder):
-        return
+def set_aside(folder: Path, spare: Path) -> Unfit:
+    """Put what lies where a job's folder should, as a link or a file, into a folder of that name:
+    nothing is ever written through it. `spare` is a path where a folder can be made."""
     kind = "a symbolic link" if folder.is_symlink() else "not a folder"
     spare.mkdir()
     os.rename(folder, spare / _ODD)
     os.rename(spare, folder)
-    raise Unfit("job", f"{folder.name} is {kind}")
+    return Unfit("job", f"{folder.name} is {kind}")

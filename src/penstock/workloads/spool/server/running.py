@@ -20,7 +20,13 @@ from msgspec import Struct
 from penstock.core.errors import PenstockError
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, replace_file
+from penstock.workloads.spool.disk.files import (
+    OpenFolder,
+    Unfit,
+    read_file,
+    read_optional,
+    replace_file,
+)
 from penstock.workloads.spool.disk.meta import Meta
 from penstock.workloads.spool.disk.peers import Claims
 from penstock.workloads.spool.disk.workspace import Workspace
@@ -142,12 +148,18 @@ class Attempts(Struct, frozen=True):
         return f"crashed the engine {_times(self.crashed)} and lost its server {_times(self.lost)}"
 
 
+_NO_ATTEMPTS = Attempts()
+
+
 def read_attempts(folder: Path | OpenFolder) -> Attempts:
     """What its file tells; one that can't be read is no file."""
     try:
-        lines = read_file(folder, FILE, _MOST).decode(errors="replace").splitlines()
+        data = read_optional(folder, FILE, _MOST)
     except (OSError, Unfit):
-        return Attempts()
+        data = None
+    if data is None:
+        return _NO_ATTEMPTS
+    lines = data.decode(errors="replace").splitlines()
     crashed = sum(line == Loss.CRASHED for line in lines)
     return Attempts(crashed, len(lines) - crashed)
 
@@ -197,7 +209,7 @@ class Running:
         """What is known of it for its metadata, however it ends."""
         self.suspect = False
         """Whether it was known to be one when it was claimed."""
-        self.attempts = Attempts()
+        self.attempts = _NO_ATTEMPTS
         """Those before this one."""
         self.lost: Attempts | None = None
         """With this one, once it is counted as lost."""
@@ -223,20 +235,22 @@ class _Unstoppable(asyncio.Future[T]):
 
 
 class Threads:
-    """A few threads, handed in to whoever reads and writes.
+    """A few threads, handed in to whoever reads and writes; with none, it is done at once.
 
     What waits is done by one thread in one go: many small pieces of work would otherwise spend
     most of their time with handing the interpreter from thread to thread.
     """
 
     def __init__(self, most: int) -> None:
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="spool")
+        self._threads = ThreadPoolExecutor(most or 1, thread_name_prefix="spool")
         self._most, self._busy = most, 0
         self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Its result. When cancelled it waits for the end first, so that what is being written
         is never touched by two."""
+        if not self._most:
+            return work(*args, **kwargs)
         future = self._begin(partial(work, *args, **kwargs))
         try:
             return await future
@@ -246,6 +260,8 @@ class Threads:
 
     async def see_through(self, work: Callable[[], T]) -> T:
         """Its result, even if it was cancelled meanwhile; that is told only if it failed."""
+        if not self._most:
+            return work()
         future = self._begin(work)
         try:
             return await future
@@ -307,6 +323,7 @@ class CancelNotes:
 
     def __init__(self, workspace: Workspace, running: dict[str, Running]) -> None:
         self.folder = workspace.private / NOTES
+        self._notes = str(self.folder)
         self._running = running
 
     def came(self, name: str) -> None:
@@ -323,7 +340,7 @@ class CancelNotes:
 
     def check(self, job_id: str) -> None:
         """The note may have been there before the job was claimed."""
-        if os.path.lexists(self.folder / job_id):
+        if os.path.lexists(f"{self._notes}/{job_id}"):
             self.came(job_id)
 
     def over(self, job_id: str) -> None:

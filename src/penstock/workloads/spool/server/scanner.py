@@ -28,6 +28,7 @@ BATCH = 256
 """Jobs that are learned at a time: work begins with the first of them."""
 GRACE = 2.0
 """Seconds that a folder without a prompt has: somebody may be writing it where it lies."""
+_NO_OPTIONS = SpoolOptions()
 _SHARE = 20
 """A scan has at most one part in so many of the time."""
 
@@ -38,7 +39,7 @@ class Scanner:
     def __init__(self, parts: ServerParts) -> None:
         self._workspace, self._every = parts.workspace, parts.config.scan
         self._clock, self._threads, self._health = parts.clock, parts.threads, parts.health
-        self._ready = self._workspace.folder(Status.QUEUED)
+        self._chores, self._ready = parts.chores, self._workspace.folder(Status.QUEUED)
         self._arrived: list[str] = []
         self._all = True
         """Whether every name is to be looked at."""
@@ -100,7 +101,7 @@ class Scanner:
     async def _scan(self) -> None:
         self._all = False
         try:
-            names = await self._threads.do(self._unknown)
+            names = await self._chores.do(self._unknown)
         except OSError as error:
             self._health.trouble("scan", f"{self._ready}: {(error.strerror or '').lower()}")
             with suppress(OSError, PenstockError):
@@ -119,6 +120,7 @@ class Scanner:
 
     async def _learn(self, names: Sequence[str]) -> None:
         found = await self._threads.do(self._read_all, names)
+        await asyncio.sleep(0)
         self.queue.add(found)
         if found:
             self._more.set()
@@ -146,9 +148,9 @@ class Scanner:
         return [one for one in found if one is not None]
 
     def _read(self, job_id: str, now: float) -> Waiting | None:
-        options, parent, suspect = SpoolOptions(), "", False
+        options, parent, suspect = _NO_OPTIONS, "", False
         try:
-            with OpenFolder(self._ready / job_id) as folder:
+            with OpenFolder(self._workspace.name(Status.QUEUED, job_id)) as folder:
                 if not _is_written(folder, now):
                     return None
                 parent, suspect = seen_meta(folder).parent, read_attempts(folder).is_suspect

@@ -140,8 +140,8 @@ class Server:
         self._runner, self._health = runner, ServerHealth()
         runner.health.listeners.append(self._engine_changed)
         workspace = self._workspace = Workspace(config.workspace, config.sync)
-        # Threads wait for flushes side by side; without flushes they would only be in each
-        # other's way.
+        # Threads wait for flushes side by side. What is not flushed takes no longer than handing it
+        # to a thread.
         flushes = config.sync is Sync.FULL
         self._parts = parts = ServerParts(
             config=config,
@@ -150,7 +150,7 @@ class Server:
             clock=clock or SystemClock(),
             health=self._health,
             tell=self._tell,
-            threads=Threads(min(_THREADS, config.workers + 2) if flushes else 1),
+            threads=Threads(min(_THREADS, config.workers + 2) if flushes else 0),
             chores=Threads(2),
         )
         self._threads, self._claims = parts.threads, parts.claims
