@@ -71,6 +71,7 @@ NOT_RUN = {
     "docs/how-to/news.md: $ NEWS_HOME=~/news penstock up --app examples.news.app:app": (
         "it would fetch from the network, and needs an engine that stays"
     ),
+    "docs/how-to/tracing.md: $ pip install 'penstock[otel]'": "it needs a collector",
     "docs/how-to/workers-on-other-machines.md: $ cat penstock.toml": (
         "it needs certificates that you have"
     ),

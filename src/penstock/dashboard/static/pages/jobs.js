@@ -29,7 +29,7 @@ export function filterOf(query) {
   const text = (query.get("q") ?? "").trim();
   if (/^[^=\s]+=./.test(text)) filter.label = [...(filter.label ?? []), text];
   else if (text.startsWith("job.")) filter.topic = /[*?[]/.test(text) ? text : `${text}*`;
-  else if (text) filter.job_id = /[*?[]/.test(text) ? text : `*${text}*`;
+  else if (text) filter.job_id = /[*?[]/.test(text) ? text : `${text}*`;
   return filter;
 }
 
@@ -171,7 +171,7 @@ export default async function jobs(ctx) {
       h(
         "form",
         { class: "search", role: "search", onsubmit: (event) => { event.preventDefault(); go((query) => { const text = new FormData(event.target).get("q").trim(); text ? query.set("q", text) : query.delete("q"); }); } },
-        h("input", { type: "search", name: "q", value: ctx.query.get("q") ?? "", "aria-label": "Search by id, topic or label", placeholder: "id, job.topic.* or label=value  ( / )", autocomplete: "off", spellcheck: "false" }),
+        h("input", { type: "search", name: "q", value: ctx.query.get("q") ?? "", "aria-label": "Search by id, topic or label", placeholder: "beginning of an id, *part of it*, job.topic.* or label=value  ( / )", autocomplete: "off", spellcheck: "false" }),
         h("select", { "aria-label": "Accepted", value: ctx.query.get("since") ?? "", onchange: setOne("since") }, TIMES.map(([value, text]) => h("option", { value }, text))),
         h("select", { "aria-label": "Which jobs", value: dead ? "dead" : ctx.query.get("awaiting_approval") ? "approval" : "", onchange: (event) => go((query) => { query.delete("dead"); query.delete("awaiting_approval"); if (event.target.value === "dead") query.set("dead", "true"); if (event.target.value === "approval") query.set("awaiting_approval", "true"); }) },
           h("option", { value: "" }, "all jobs"), h("option", { value: "dead" }, "dead letters"), h("option", { value: "approval" }, "awaiting approval")),
