@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -119,9 +121,10 @@ class House:
             async with Client(stdio_client(told), mode=era or "auto", **options) as client:
                 yield client
             return
+        url = options.pop("url", f"{self.engine.url}/mcp")
         headers = {"Authorization": f"Bearer {token or self.token}"}
         async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
-            wire = streamable_http_client(f"{self.engine.url}/mcp", http_client=http)
+            wire = streamable_http_client(url, http_client=http)
             async with Client(wire, mode=era or "auto", **options) as client:
                 yield client
 
@@ -180,6 +183,34 @@ async def test_every_topic_is_a_tool_and_a_call_returns_the_result(
         assert told.structured_content["job_id"] == job_id
         run = await agent.call_tool("pipeline__report", {})
         assert run.structured_content["result"]["status"] == "COMPLETED"
+
+
+@run_async
+async def test_the_command_serves_http_to_agents_with_its_token(tmp_path: Path) -> None:
+    async with a_house(tmp_path) as house:
+        command = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock.cli", "--data", str(tmp_path)),
+            *("mcp", "--http", "127.0.0.1:0"),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert command.stdout is not None
+        try:
+            said = (await command.stdout.readuntil(b"ready")).decode()
+            url = re.search(r"http://\S+", said)[0]
+            assert str(tmp_path / "token") in said
+            assert house.token not in said
+            for way in ("http", "http-legacy"):
+                async with house.agent(way, url=url) as agent:
+                    told = await agent.call_tool("text__shout", {"text": "hi"})
+                    assert told.structured_content["result"] == "HI"
+            key = await house.key("anna", KeyRole.SUBMIT)
+            async with httpx2.AsyncClient() as stranger:
+                for headers in ({}, {"Authorization": f"Bearer {key}"}):
+                    assert (await stranger.post(url, headers=headers, json={})).status_code == 401
+        finally:
+            command.send_signal(signal.SIGTERM)
+        assert await command.wait() == 0
 
 
 @both_transports

@@ -6,7 +6,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from penstock.api.operation import Operation, Pace
+from penstock.api.operation import Handler, Operation, Pace
 from penstock.api.problems import Refused
 from penstock.api.reply import AppReply
 
@@ -47,7 +47,11 @@ async def serve_mcp(call: Call) -> AppReply:
     return AppReply((await call.services.agents.endpoint()).serve)
 
 
-OPERATIONS = tuple(
-    Operation(method, "/mcp", serve_mcp, pace=Pace.STREAMS, summary="Model Context Protocol")
-    for method in ("GET", "POST", "DELETE")
-)
+def mcp_operations(handler: Handler) -> tuple[Operation, ...]:
+    return tuple(
+        Operation(method, "/mcp", handler, pace=Pace.STREAMS, summary="Model Context Protocol")
+        for method in ("GET", "POST", "DELETE")
+    )
+
+
+OPERATIONS = mcp_operations(serve_mcp)

@@ -358,9 +358,9 @@ Authenticate = Callable[[Mapping[bytes, bytes]], Session]
 
 class ApiSpec(Struct, frozen=True):
     operations: tuple[Operation, ...]
-    document: Callable[[], bytes]
+    document: Callable[[], bytes] = bytes
     """The OpenAPI document."""
-    page: Callable[[], bytes]
+    page: Callable[[], bytes] = bytes
     """The same, to be read by people."""
     problem: ProblemReply = problem_reply
     shape: Callable[[str], ProblemReply | None] | None = None

@@ -18,9 +18,10 @@ import secrets
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from hashlib import sha256
+from hmac import compare_digest
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -37,6 +38,9 @@ from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from penstock import __version__
+from penstock.api.agents import mcp_operations
+from penstock.api.application import ApiSpec, token_in
+from penstock.api.call import Call
 from penstock.api.mcp_tools import (
     JOB_TOOLS,
     MAX_LINES,
@@ -59,11 +63,16 @@ from penstock.api.mcp_tools import (
     tool_name,
     tool_of,
 )
-from penstock.core.errors import InvalidRequest, NotFound, PenstockError
+from penstock.api.options import HttpOptions
+from penstock.api.reply import AppReply
+from penstock.api.server import ApiServer
+from penstock.core.errors import InvalidRequest, NotAuthenticated, NotFound, PenstockError
 from penstock.core.job import IdSource, JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import (
+    OWNER,
     EngineApi,
     Logged,
     Moved,
@@ -486,9 +495,10 @@ _SESSION = "penstock.session"
 class McpEndpoint:
     """MCP over streamable HTTP, as an ASGI application. Who calls is known before it is called."""
 
-    def __init__(self, *, max_body: int) -> None:
+    def __init__(self, *, max_body: int, wait: float = WAIT) -> None:
         self._mcp = McpServer(
             lambda ctx: cast(EngineApi, _session_of(ctx).api),
+            wait=wait,
             may_stay=lambda ctx: (current := _session_of(ctx).is_current) is None or current(),
         )
         self._manager = StreamableHTTPSessionManager(
@@ -521,3 +531,30 @@ class McpEndpoint:
 def _session_of(ctx: Context) -> Session:
     assert ctx.request is not None
     return cast(Session, ctx.request.scope[_SESSION])
+
+
+@asynccontextmanager
+async def http_server(
+    api: EngineApi, token: str, options: HttpOptions, *, wait: float = WAIT
+) -> AsyncIterator[str]:
+    """Serve `/mcp` and nothing else, to clients that send the token; gives the URL.
+
+    All of them have the rights of `api`. The engine's own server tells keys apart.
+    """
+    endpoint = McpEndpoint(max_body=options.max_body, wait=wait)
+    session = Session(OWNER, api, is_current=lambda: True)
+
+    def authenticate(headers: Mapping[bytes, bytes]) -> Session:
+        if not compare_digest(token_in(headers).encode(), token.encode()):
+            raise NotAuthenticated("invalid token")
+        return session
+
+    async def serve(call: Call) -> AppReply:
+        return AppReply(endpoint.serve)
+
+    server = ApiServer(ApiSpec(mcp_operations(serve)), authenticate, options, clock=SystemClock())
+    try:
+        yield f"{await server.start()}/mcp"
+    finally:
+        await endpoint.close()
+        await server.close()

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef, on_engine, run
 from penstock.cli.options import waits
+from penstock.cli.output import banner, echo
+from penstock.cli.service import Stop
 from penstock.core.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from penstock.config import Settings
 
 
 @click.command()
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Serve streamable HTTP there, at /mcp, and not standard input and output.",
+)
 @waits("30s", "How long a call waits for its job before it returns the job's id.")
 @on_engine
-def mcp(engine: EngineRef, wait_timeout: float) -> None:
+def mcp(engine: EngineRef, http: str | None, wait_timeout: float) -> None:
     """Serve topics as tools of an AI agent (MCP).
 
     Speaks the Model Context Protocol over standard input and output, for an agent that starts this
-    command. Agents elsewhere use the engine's HTTP server at /mcp, with a key. Needs the extra:
-    pip install 'penstock[mcp]'.
+    command. With --http it listens for agents until Ctrl-C. They send the engine's token, or the
+    one given with --token, and have the rights of this command. The engine's own HTTP server has
+    /mcp, too, where each agent has the rights of its key. Needs the extra: pip install
+    'penstock[mcp]'.
     """
     try:
         from penstock.api.mcp import serve_stdio
@@ -28,4 +41,30 @@ def mcp(engine: EngineRef, wait_timeout: float) -> None:
             f"MCP is not installed: {error}", hint="pip install 'penstock[mcp]'"
         ) from error
     logging.basicConfig(level=logging.WARNING)
-    engine.ask(lambda api: serve_stdio(api, wait=wait_timeout))
+    if http is None:
+        engine.ask(lambda api: serve_stdio(api, wait=wait_timeout))
+    else:
+        run(_serve_http(engine, engine.settings(http__listen=http), wait_timeout))
+
+
+async def _serve_http(engine: EngineRef, settings: Settings, wait: float) -> None:
+    from penstock.api.mcp import http_server
+    from penstock.app.engine import http_options
+
+    stop = Stop()
+    stop.listen()
+    async with engine.api() as api:
+        token = engine.secret or _own_token(settings)
+        async with http_server(api, token, http_options(settings), wait=wait) as url:
+            agents = "send the token of --token" if engine.secret else str(settings.token_file)
+            echo(banner("MCP server", [("listening", url), ("token", agents)]))
+            await stop.asked.wait()
+
+
+def _own_token(settings: Settings) -> str:
+    try:
+        return settings.token_file.read_text("utf-8").strip()
+    except OSError as error:
+        raise Misconfigured(
+            f"can't read the engine's token: {error}", hint="give one with --token @FILE"
+        ) from error
