@@ -14,7 +14,7 @@ from tools.http_reference import (
 )
 
 from penstock.api.container.facade import ContainerFacade
-from penstock.api.container.server import TELLING, http_options, operations
+from penstock.api.container.server import INFO, http_options, operations
 from penstock.api.container.views import MAX_WAIT
 from penstock.api.openapi import document
 from penstock.workloads.container.config import WorkerConfig
@@ -73,7 +73,7 @@ those of the worker's settings `max_body_bytes` and `inputs.max_bytes`.
 
 def page() -> str:
     # What the operations do is not asked for here, only what they are.
-    told = document(operations(cast("ContainerFacade", None)), TELLING)
+    told = document(operations(cast("ContainerFacade", None)), INFO)
     return "".join(
         [
             INTRODUCTION,

@@ -11,7 +11,7 @@ import pytest
 from tests.docs.conftest import GENERATED, blocks_of
 
 from penstock.api.container.facade import ContainerFacade
-from penstock.api.container.server import TELLING, operations
+from penstock.api.container.server import INFO, operations
 from penstock.api.openapi import document
 from penstock.api.operations import OPERATIONS
 from penstock.cli.program import penstock as cli
@@ -139,4 +139,4 @@ def test_every_route_that_a_page_names_exists(pages: dict[str, str]) -> None:
 
 
 def container_document() -> Any:
-    return document(operations(cast("ContainerFacade", None)), TELLING)
+    return document(operations(cast("ContainerFacade", None)), INFO)

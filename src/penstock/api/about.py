@@ -1,4 +1,4 @@
-"""What the server tells of itself: health, this API's own description, models split over nodes."""
+"""Health, the API's own description, and the state of models split over nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Health(Struct, frozen=True):
-    """Told to anybody who asks, so it says nothing that only some may know."""
+    """Public: it contains nothing that needs a key."""
 
     ready: bool = True
     problems: tuple[str, ...] = ()
-    """Why it can't take work, in a few words each."""
+    """Why the engine is not ready, a few words each."""
 
 
 class HealthView(Struct, frozen=True):

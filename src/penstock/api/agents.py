@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Agents:
-    """The endpoint of all agents, made for the first one: its packages take a second to import."""
+    """The MCP endpoint, created on first use: its packages take a second to import."""
 
     def __init__(self, max_body: int) -> None:
         self._max_body = max_body

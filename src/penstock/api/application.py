@@ -1,4 +1,4 @@
-"""The ASGI application: who may come in, where to, and what becomes of errors."""
+"""The ASGI application: host check, routing, authentication, rate limit and error replies."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ access_log = logging.getLogger("penstock.access")
 
 R = TypeVar("R", Reply, StreamReply)
 Sent = Reply | StreamReply | int
-"""An answer, or the status of one that is out already."""
+"""A reply, or the status of one that was already sent."""
 
 _MOST_HOSTS = 256
-"""How many spellings of allowed hosts are kept in mind."""
+"""Maximum number of cached Host headers."""
 
 
 class Application:
-    """Stateless but for counters: everything that lasts is behind its operations."""
+    """Holds counters only; all other state is behind the operations."""
 
     def __init__(self, authenticate: Authenticate, services: Services, spec: ApiSpec) -> None:
         self._authenticate, self._services = authenticate, services
@@ -96,7 +96,7 @@ class Application:
             return  # nobody is there any more, or the server's patience has ended
 
     def _problem_for(self, scope: dict[str, Any]) -> ProblemReply:
-        """How an error is written: in the shape of the API that was called."""
+        """The error format of the API that was called."""
         operation: Operation | None = scope.get("penstock.operation")
         if operation is not None:
             return operation.problem or self._problem
@@ -104,7 +104,7 @@ class Application:
         return found or self._problem
 
     def _dressed(self, reply: R, scope: dict[str, Any]) -> R:
-        """With what lets a page from elsewhere read it, where that is wanted."""
+        """The reply with CORS headers, if there are any."""
         if self._cors is None:
             return reply
         more: Headers = self._cors.headers(dict(scope["headers"]))
@@ -151,7 +151,7 @@ class Application:
         return call
 
     def _session(self, scope: dict[str, Any], headers: dict[bytes, bytes]) -> Session:
-        """Whose request it is; a key that comes again over a connection is not hashed again."""
+        """The caller's session. A key that is repeated on one connection is not hashed again."""
         if b"cookie" in headers and (session := self._browser_session(scope, headers)) is not None:
             return session
         connection: Connection | None = scope.get("penstock.connection")
@@ -189,7 +189,7 @@ class Application:
             raise
 
     def _check_host(self, host: bytes | None, version: str) -> None:
-        """A page elsewhere that names itself like us must not speak through a browser to us."""
+        """Refuse unknown Host headers, as protection against DNS rebinding."""
         if host is None:
             if version != "1.0":
                 raise Refused(400, "MALFORMED", "the Host header is missing")
@@ -207,7 +207,7 @@ class Application:
     # -- what takes its time ------------------------------------------------------
 
     async def _at_length(self, call: Call, send: Send) -> Sent:
-        """Answers that wait or stream are counted; a stream for as long as it lasts."""
+        """Run an operation that waits or streams, within the concurrency limits."""
         scope, receive, may_stay = call.scope, call.receive, self._may_stay(call)
         call.still_welcome = may_stay
         waits = call.operation.pace is Pace.WAITS
@@ -308,7 +308,7 @@ def _log_access(scope: dict[str, Any], status: int, seconds: float) -> None:
 
 
 def _check_role(session: Session, operation: Operation, params: dict[str, str]) -> None:
-    """Who may not do it need not send what it is to be done with."""
+    """Refuse a caller without the role before the body is read."""
     role = operation.role
     if isinstance(role, KeyRole) and session.require is not None and not session.caller.may(role):
         session.require(role, operation.action, "/".join(params.values())[:128])
@@ -361,11 +361,11 @@ class ApiSpec(Struct, frozen=True):
     document: Callable[[], bytes] = bytes
     """The OpenAPI document."""
     page: Callable[[], bytes] = bytes
-    """The same, to be read by people."""
+    """The API documentation as HTML."""
     problem: ProblemReply = problem_reply
     shape: Callable[[str], ProblemReply | None] | None = None
     """The shape of errors at a path without an operation; None means that of `problem`."""
     alias: Callable[[str], str | None] | None = None
-    """The path that is meant by one without an operation."""
+    """Alternative path for a path without an operation."""
     cors: Cors | None = None
-    """Which pages from elsewhere may call; None leaves browsers to their own rules."""
+    """CORS policy; None sends no CORS headers."""

@@ -55,19 +55,19 @@ class Services(Struct):
     document: Callable[[], bytes]
     """The OpenAPI document."""
     page: Callable[[], bytes]
-    """The same, to be read by people."""
+    """The API documentation as HTML."""
     failed_sign_ins: FailedSignIns
     agents: Agents
     sign_ins: Authenticator | None = None
-    """Of browsers; None where a server has no sessions."""
+    """For browser sessions; None on a server without them."""
     room: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
-    """By key, while it is used: for its large bodies in memory."""
+    """By key: limits the number of its large bodies in memory."""
     reading: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    """By key, while it is used: held while one of its large bodies is read."""
+    """By key: one of its large bodies is decoded at a time."""
 
 
 _ROOM = nullcontext()
-"""For a small body there always is."""
+"""Small bodies need no permit."""
 
 
 class Call:
@@ -95,13 +95,13 @@ class Call:
         self.services, self.operation, self.params = services, operation, params
         self.session: Session | None = None
         self.still_welcome: Callable[[], object] | None = None
-        """For what takes its time: raises NotAuthenticated once the key opens nothing."""
+        """For long requests: raises NotAuthenticated once the key is no longer valid."""
 
     # -- who ----------------------------------------------------------------------
 
     @property
     def api(self) -> EngineApi:
-        """That of the caller: it checks by itself what they may do and see."""
+        """The caller's EngineApi, which checks roles and tenant itself."""
         assert self.session is not None
         assert self.session.api is not None
         return self.session.api
@@ -112,7 +112,7 @@ class Call:
         return self.session.caller
 
     def tenant(self, asked: str | None = None) -> str:
-        """Whose things are meant: as the call says, else the key's own tenant's."""
+        """The tenant named by the call, else the key's own."""
         return asked or self.caller.tenant or "default"
 
     # -- what ---------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Call:
             return await asyncio.to_thread(read)
 
     def room(self) -> AbstractAsyncContextManager[object]:
-        """To be held while the body is in memory. Until there is some, it stays on the wire."""
+        """Permit to hold a large body in memory; without one, the body is not read yet."""
         length = self.headers.get(b"content-length", b"0")
         if len(length) <= len(str(INLINE)) and int(length) <= INLINE and not self._is_chunked:
             return _ROOM
@@ -191,7 +191,7 @@ class Call:
         raise Refused(415, "WRONG_TYPE", said, hint=f"send Content-Type: {wanted}")
 
     async def body(self, *, at_most: int | None = None) -> bytes:
-        """The whole body, as it came."""
+        """The whole body as bytes."""
         self._check_encoding()
         most = self._max_size if at_most is None else at_most
         body = self._arrived(most)
@@ -202,27 +202,27 @@ class Call:
 
     @property
     def _max_size(self) -> int:
-        """Of the body, in bytes."""
+        """Maximum size of the body in bytes."""
         options = self.services.options
         return options.max_upload if self.operation.large else options.max_body
 
     def _arrived(self, most: int) -> bytes | None:
-        """The body, if all of it is here and within that size, as most bodies are."""
+        """The body if it has arrived completely and within that size; most have."""
         connection = self.scope.get("penstock.connection")
         return None if connection is None else connection.body_of(self.receive, most)
 
     def parts(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes, for one that may never end."""
+        """The body as a stream, possibly endless."""
         self._check_encoding()
         return parts_of(self.receive, self.services.options)
 
     def attending(self) -> AbstractContextManager[RequestScope]:
-        """For waits, after the body was read: broken off when the client leaves."""
+        """Scope of a wait, after the body was read: ends when the client disconnects."""
         return self.services.monitor.attending(self.receive, self.still_welcome)
 
     @contextmanager
     def waiting(self) -> Generator[RequestScope]:
-        """The same for an operation that waits only when it is asked to: it is counted now."""
+        """The same for an operation that waits only on request; counted from now on."""
         self.scope["penstock.waited"] = True
         with self.services.waits.passing(self.caller), self.attending() as attendance:
             yield attendance
@@ -266,12 +266,12 @@ async def _gather(receive: Receive, most: int, options: HttpOptions) -> bytes:
 
 
 def _due(begun: float, size: int, options: HttpOptions) -> float:
-    """When the next part must be here, given what has come so far."""
+    """Deadline of the next part, given the bytes received so far."""
     return begun + min(options.body_timeout, options.body_grace + size / options.min_rate)
 
 
 async def parts_of(receive: Receive, options: HttpOptions) -> AsyncGenerator[bytes, None]:
-    """A body of any length, part by part; the next is asked for when it is wanted."""
+    """Stream a body of any length, part by part."""
     more = True
     while more:
         try:

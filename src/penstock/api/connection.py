@@ -34,7 +34,7 @@ log = logging.getLogger("uvicorn.error")
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _NEVER = float("inf")
 _LINGER = 5.0
-"""How long the rest of a body that was refused is let run in, so that the answer is read."""
+"""Seconds to read on after a refused body, so that the client gets the answer."""
 
 
 class Connection(HttpToolsProtocol):
@@ -45,7 +45,7 @@ class Connection(HttpToolsProtocol):
     constant_source: list[tuple[bytes, bytes]] | None = None
     constant = b""
     mail: list[tuple[asyncio.Transport, bytes]]
-    """Answers that are ready, of all the server's connections, in their order."""
+    """Replies that are ready to send, of all connections, in order."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.deadline = _NEVER
-        """By when the client has to have done the next thing."""
+        """Deadline of the client's next step."""
         self.session: Session | None = None
-        """Of its last request, if it may be used for the next with the same key."""
+        """Session of the last request, reused for the next one with the same key."""
         self.authorization = b""
         """The header that opened the session."""
         self._in_head = True
@@ -89,7 +89,7 @@ class Connection(HttpToolsProtocol):
             self.refuse(431, "HEAD_TOO_LARGE", "the request header is too large")
 
     def look(self, now: float) -> None:
-        """Now and then: close what is late."""
+        """Close the connection if its deadline has passed."""
         if now <= self.deadline:
             return
         self.deadline = now + _LINGER

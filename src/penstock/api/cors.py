@@ -1,4 +1,4 @@
-"""Which web pages may call, and what their browsers are told."""
+"""CORS: which web pages may call the API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cors(Struct, frozen=True):
         )
 
     def headers(self, given: Mapping[bytes, bytes]) -> Headers:
-        """For every answer, and more for the question that a browser asks beforehand."""
+        """CORS headers of a reply; more of them for a preflight request."""
         if not self.origins:
             return ()
         origin = given.get(b"origin")

@@ -26,7 +26,7 @@ from penstock.core.errors import InvalidRequest, did_you_mean
 T = TypeVar("T")
 
 INLINE = 64 << 10
-"""Bytes. A larger body is to be read in a thread: it may take seconds."""
+"""Bytes up to which a body is decoded in the event loop; a larger one in a thread."""
 _MOST_CONTAINERS = 250_000
 """Arrays and objects that one body may become: the decoder holds the GIL while it makes them."""
 
@@ -104,7 +104,7 @@ def _not_json(data: bytes, error: Exception) -> Refused:
 
 
 def scan(data: bytes, max_depth: int = 64, parsed_depth: int | None = None) -> None:
-    """The first pass: refuses what could be understood in two ways, or is too deep."""
+    """First pass: refuse ambiguous or too deeply nested JSON."""
     try:
         if not data.isascii():
             data.decode("utf-8")
@@ -132,7 +132,7 @@ def _is_surely_clean(data: bytes, max_depth: int) -> bool:
 
 
 def _names(value: Any) -> int:
-    """How many names the objects within have."""
+    """Number of keys in all nested objects."""
     count, ahead = 0, [value]
     for one in ahead:  # which grows meanwhile
         kind = type(one)
@@ -145,7 +145,7 @@ def _names(value: Any) -> int:
 
 
 def _walk(data: bytes, max_depth: int, parsed_depth: int) -> None:
-    """Follow brackets and names. What is no JSON is left to the decoder, once it is met."""
+    """Check nesting and duplicate keys. Invalid JSON is left to the decoder."""
     names: set[bytes] | None = None
     outer: list[set[bytes] | None] = []
     containers = 0
@@ -188,7 +188,7 @@ def _walk(data: bytes, max_depth: int, parsed_depth: int) -> None:
 
 
 def _name(token: bytes) -> bytes:
-    """A name as it is meant, of a string and its colon: without escapes."""
+    """An object key, unescaped, from its JSON string and colon."""
     text = token[:-1].rstrip()
     if b"\\" not in text:
         return text[1:-1]
@@ -257,7 +257,7 @@ def type_at(kind: Any, path: str) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """Without its None or its other outs: the Struct or container of a union."""
+    """The Struct or container type of a union, without None."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
     inner = [arg for arg in get_args(kind) if fields_of(arg) or get_origin(arg) is not None]
@@ -303,7 +303,7 @@ def _join(*parts: str) -> str:
 
 
 def _plain(what: str) -> str:
-    """msgspec's words, without its signs."""
+    """msgspec's message, without its markup."""
     said = what.replace("`", "")
     return said[0].lower() + said[1:]
 
@@ -330,7 +330,7 @@ def read_query(text: bytes, kind: type[S], *, pass_over: bool = False) -> S:
 
 
 def refuse_query(text: bytes) -> None:
-    """For operations that take none."""
+    """Refuse query parameters of operations that take none."""
     for name, _ in _pairs(text):
         raise unknown_field(name, name, [])
 
@@ -369,7 +369,7 @@ def _pairs(text: bytes) -> list[tuple[str, str]]:
 
 @cache
 def _lists(kind: type[Struct]) -> frozenset[str]:
-    """The parameters that may come several times."""
+    """Parameters that may be repeated."""
     hints = get_type_hints(kind)
     return frozenset(
         name

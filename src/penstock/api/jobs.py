@@ -1,4 +1,4 @@
-"""Jobs, one and many, where HTTP has them in another shape than the engine's API."""
+"""Job operations whose HTTP shape differs from the engine's API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobPage(Struct, frozen=True):
     jobs: tuple[Job, ...]
     next: Annotated[str | None, Meta(description=NEXT)]
     total: JobTotal | UnsetType = UNSET
-    """Of all pages, if it was asked for."""
+    """Number of jobs on all pages, if asked for."""
     why: dict[str, str] | UnsetType = UNSET
     """By id, for unfinished jobs, if it was asked for."""
 

@@ -118,9 +118,9 @@ class _Call:
 
     def __init__(self) -> None:
         self.job_id = ""
-        """Once the job is accepted."""
+        """Set once the job is accepted."""
         self.settled = anyio.Event()
-        """Whether it is known if there is a job."""
+        """Set once it is known whether there is a job."""
 
 
 class _Recent(OrderedDict[K, V]):
@@ -148,13 +148,13 @@ class McpServer:
         look: float = _LOOK,
         may_stay: Callable[[Context], bool] = lambda _: True,
     ) -> None:
-        """`may_stay`: whether a standing connection is still welcome."""
+        """`may_stay`: whether the key of an open connection is still valid."""
         self._api_of, self._may_stay = api_of, may_stay
         self._wait, self._look = wait, look
         self._ids = IdSource()
         self._instance = secrets.token_hex(8)
         self._topics: _Recent[str, TopicView] = _Recent()
-        """By the name of the tool: also of topics that nobody serves at the moment."""
+        """By tool name; includes topics that no worker serves at the moment."""
         self._calls: _Recent[tuple[str, object], _Call] = _Recent()
         self._levels: _Recent[str, int] = _Recent()
         """The log level that a connection asked for."""
@@ -208,13 +208,13 @@ class McpServer:
         return view
 
     async def _initialized(self, ctx: Context, params: types.NotificationParams) -> None:
-        """Of a client that is told without asking: for as long as its connection lasts."""
+        """Notify a client of an older protocol version, for as long as its connection lasts."""
         await self._tell_changes(ctx, ctx.session.send_tool_list_changed)
 
     async def _listen(
         self, ctx: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Of a client that asks to be told: for as long as its stream lasts."""
+        """Notify a client that subscribed, for as long as its stream lasts."""
         bus = InMemorySubscriptionBus()
         async with anyio.create_task_group() as group:
             group.start_soon(self._tell_changes, ctx, lambda: bus.publish(ToolsListChanged()))
@@ -306,7 +306,7 @@ class McpServer:
         return (await api.submit([request]))[0].job_id
 
     def _key(self, ctx: Context, topic: str, payload: bytes) -> str | None:
-        """The client's own key; else one that a request has again if the client repeats it."""
+        """The client's idempotency key, else one derived from connection and request."""
         if (key := (ctx.meta or {}).get(KEY)) is not None:
             return str(key)
         connection, request = self._place(ctx)
@@ -316,7 +316,7 @@ class McpServer:
         return f"mcp-{sha256(said + payload).hexdigest()[:40]}"
 
     def _place(self, ctx: Context) -> tuple[str, object]:
-        """The connection, if it is a lasting one, and the request on it."""
+        """Connection id (empty if there is none) and request id."""
         return _connection_of(ctx), ctx.request_id
 
     async def _cancelled(self, ctx: Context, params: types.CancelledNotificationParams) -> None:
@@ -406,7 +406,7 @@ class McpServer:
 
 
 async def _plainly(asked: Awaitable[V]) -> V:
-    """What is asked for; a PenstockError becomes one of the protocol."""
+    """Await it, and turn a PenstockError into an MCP error."""
     try:
         return await asked
     except InvalidRequest as error:
@@ -493,7 +493,7 @@ _SESSION = "penstock.session"
 
 
 class McpEndpoint:
-    """MCP over streamable HTTP, as an ASGI application. Who calls is known before it is called."""
+    """MCP over streamable HTTP, as an ASGI application; callers are already authenticated."""
 
     def __init__(self, *, max_body: int, wait: float = WAIT) -> None:
         self._mcp = McpServer(

@@ -172,7 +172,7 @@ def read_input(kind: type[T], given: dict[str, Any]) -> T:
 
 
 async def job_answer(api: EngineApi, job_id: str, after: str = "") -> types.CallToolResult:
-    """The answer about a job as it is now; `after` how long it was waited for."""
+    """The state of a job as a tool result; `after` says how long it was waited for."""
     job = await newest_try(api, await api.get(job_id))
     links = resources_of(job_id, job)
     answer = JobAnswer(
@@ -211,7 +211,7 @@ def _unsuccessful(job: Job) -> str:
 
 
 def _warning(job: Job) -> str:
-    """What a job that succeeded says went wrong, as one that did only a part."""
+    """Error of a job that succeeded partially (PARTIAL)."""
     error = _job_error(job)
     return f"{error.code}: {error.message}" if error.code else ""
 
@@ -223,7 +223,7 @@ def _job_error(job: Job) -> JobError:
 
 
 async def _value(api: EngineApi, pointer: str) -> tuple[Any, str]:
-    """What a job returned; or why it is not here."""
+    """The job's return value, or why it is not included."""
     stat = await api.stat_blob(pointer)
     if stat.size > _INLINE:
         return UNSET, f"The result has {stat.size:,} bytes: read it as a resource."

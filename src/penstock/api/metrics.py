@@ -49,18 +49,18 @@ _ENDS = (*map(str, BOUNDS), "+Inf")
 WAITS = (0.002, 0.008, 0.032, 0.128, 0.512, 2.048, 8.192, 32.768, 131.072, 524.288, 2097.152)
 """Seconds; upper ends of the buckets of waiting times, steps of the scale of `Activity.waits`."""
 _MOST = 100
-"""Pools, limits, and keys of one limit that are told; the rest is left out."""
+"""Maximum number of pools, limits, and keys per limit that are exported."""
 _TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Traffic:
-    """What requests came to, and how long they took."""
+    """Counts and durations of requests."""
 
     def __init__(self) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """By method, route and status."""
         self.times: dict[tuple[str, str], Times] = {}
-        """By method and route; streams and waits take as long as they want to."""
+        """By method and route; without streams and waits."""
 
     def count(self, operation: Operation | None, status: int, seconds: float | None) -> None:
         if operation is None:
@@ -76,7 +76,7 @@ class Traffic:
 
 
 class Times:
-    """How many took how long."""
+    """Histogram of durations."""
 
     __slots__ = ("buckets", "total")
 
@@ -90,7 +90,7 @@ class Times:
 
 
 class Figures(Struct, frozen=True):
-    """What a scrape tells, as it was when it was asked for."""
+    """The values of one scrape."""
 
     status: EngineStatus
     workers: list[WorkerView]
@@ -118,11 +118,11 @@ class Figures(Struct, frozen=True):
 
     def text(self) -> bytes:
         registry = CollectorRegistry()
-        registry.register(_Told(self))
+        registry.register(_MetricsCollector(self))
         return generate_latest(registry)
 
 
-class _Told(Collector):
+class _MetricsCollector(Collector):
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
 

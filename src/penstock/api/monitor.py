@@ -41,7 +41,7 @@ class RequestScope:
         self._task = task
         self._error: Exception | None = None
         self.since: float | None = None
-        """Since when a part is being sent."""
+        """When sending of the current part began."""
         self.may_stay = may_stay
         """Raises NotAuthenticated once the key is not valid any more."""
 
@@ -52,7 +52,7 @@ class RequestScope:
 
     @contextmanager
     def heeding(self, receive: Receive | None) -> Generator[None]:
-        """Turn a break-off into its error; with `receive`, a client that leaves is one, too."""
+        """Raise the reason of an abort; with `receive`, also when the client disconnects."""
         watch = None
         if receive is not None:
             watch = asyncio.get_running_loop().create_task(self._see_off(receive))
@@ -96,7 +96,7 @@ class RequestMonitor:
             self._open.discard(one)
 
     def look(self) -> None:
-        """Now and then: break off what has been stuck for too long, or lost its key."""
+        """Abort requests that are stalled or whose key is no longer valid."""
         latest = self._now() - self._stall
         for one in tuple(self._open):
             if one.since is not None and one.since < latest:
@@ -121,7 +121,7 @@ def _closing() -> Closing:
 
 
 class ConcurrencyLimit:
-    """How many may be in at once, of one key and in all."""
+    """Limits concurrent requests, per key and in total."""
 
     def __init__(self, what: str, most: int, most_per_key: int) -> None:
         self._what, self._most, self._most_per_key = what, most, most_per_key
@@ -150,7 +150,7 @@ class ConcurrencyLimit:
 
 
 class RateLimit:
-    """A bucket of tokens for each key; a request takes one."""
+    """Token bucket per key."""
 
     def __init__(self, rate: float, burst: int, now: Callable[[], float]) -> None:
         self._rate, self._now = rate, now

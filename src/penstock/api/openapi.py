@@ -49,7 +49,7 @@ _TAGS = {
     "batches": "OpenAI",
 }
 _LOCATED = ((201, "Job"), (202, "RunStarted"))
-"""Answers that say where to find what they made."""
+"""Operations whose reply has a Location header."""
 _ABOUT = """\
 A durable job engine. Everything under `/v1`, and `/metrics`, needs a key: \
 `Authorization: Bearer <key>`. Times are seconds since the epoch, UTC. Errors are problem \
@@ -57,8 +57,8 @@ documents (RFC 9457) with a stable `code`; where a field is wrong, `field` names
 be added to answers at any time; a field that a request may not have is refused."""
 
 
-class Telling(Struct, frozen=True, kw_only=True):
-    """What a document says besides its operations."""
+class OpenApiInfo(Struct, frozen=True, kw_only=True):
+    """Title, description and conventions of an OpenAPI document."""
 
     title: str
     about: str
@@ -66,19 +66,19 @@ class Telling(Struct, frozen=True, kw_only=True):
     """The heading of a resource, by the first segment of its paths."""
     other_tag: str
     key: str
-    """What a caller has to show."""
+    """Description of the API key."""
     any_key: str = "Any key."
-    """Said of an operation for which every key will do."""
+    """Note at operations that accept any key."""
     problem: type[Struct]
-    """What a refusal is answered with."""
+    """Type of an error body."""
     problem_type: str
     refusals: tuple[int, ...]
-    """Those of every operation that needs a key."""
+    """Error statuses of every operation that needs a key."""
     body_refusals: tuple[int, ...]
-    """Those of every operation that takes a body."""
+    """Error statuses of every operation with a body."""
 
 
-ENGINE = Telling(
+ENGINE = OpenApiInfo(
     title="Penstock",
     about=_ABOUT,
     tags=_TAGS,
@@ -91,8 +91,8 @@ ENGINE = Telling(
 )
 
 
-def document(operations: Sequence[Operation], telling: Telling = ENGINE) -> Document:
-    kinds = [kind for operation in operations for kind in _kinds(operation)] + [telling.problem]
+def document(operations: Sequence[Operation], info: OpenApiInfo = ENGINE) -> Document:
+    kinds = [kind for operation in operations for kind in _kinds(operation)] + [info.problem]
     _, schemas = msgspec.json.schema_components(
         [kind for kind in kinds if _has_schema(kind)], ref_template=_REF
     )
@@ -106,25 +106,23 @@ def document(operations: Sequence[Operation], telling: Telling = ENGINE) -> Docu
     paths: Document = {}
     for operation in operations:
         entries = paths.setdefault(_VARIES.sub(r"{\1}", operation.path), {})
-        entries[operation.method.lower()] = _entry(operation, schemas, telling)
+        entries[operation.method.lower()] = _entry(operation, schemas, info)
     queries = {operation.query.__name__ for operation in operations if operation.query}
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": telling.title,
+            "title": info.title,
             "version": __version__,
-            "description": telling.about,
+            "description": info.about,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [
-            {"name": name} for name in dict.fromkeys([*telling.tags.values(), telling.other_tag])
-        ],
+        "tags": [{"name": name} for name in dict.fromkeys([*info.tags.values(), info.other_tag])],
         "paths": paths,
         "components": {
             "schemas": {name: schemas[name] for name in sorted(schemas) if name not in queries},
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": telling.key}
+                "key": {"type": "http", "scheme": "bearer", "description": info.key}
             },
         },
     }
@@ -164,7 +162,7 @@ def _flatten(schema: Any) -> None:
 
 
 def _describe(schema: Document, kind: type[Struct] | None) -> None:
-    """Put the words of the source into a schema."""
+    """Add docstrings as descriptions to a schema."""
     schema.pop("title", None)
     if kind is None:
         return
@@ -174,14 +172,14 @@ def _describe(schema: Document, kind: type[Struct] | None) -> None:
             field["description"] = said[name]
 
 
-def _entry(operation: Operation, schemas: Document, telling: Telling) -> Document:
+def _entry(operation: Operation, schemas: Document, info: OpenApiInfo) -> Document:
     entry: Document = {
         "operationId": operation.id,
         "summary": operation.summary,
-        "tags": [telling.tags.get(operation.tag, telling.other_tag)],
+        "tags": [info.tags.get(operation.tag, info.other_tag)],
         "security": [] if operation.role is PUBLIC else [{"key": []}],
     }
-    description = " ".join(filter(None, (operation.description, who(operation, telling))))
+    description = " ".join(filter(None, (operation.description, who(operation, info))))
     entry["description"] = description
     if parameters := [*_path_parameters(operation), *_query_parameters(operation, schemas)]:
         entry["parameters"] = parameters
@@ -190,16 +188,16 @@ def _entry(operation: Operation, schemas: Document, telling: Telling) -> Documen
             "required": not operation.may_be_empty,
             "content": _content(operation.body_type, operation.body),
         }
-    entry["responses"] = _responses(operation, telling)
+    entry["responses"] = _responses(operation, info)
     return entry
 
 
-def who(operation: Operation, telling: Telling) -> str:
-    """Whose key it takes, in a sentence."""
+def who(operation: Operation, info: OpenApiInfo) -> str:
+    """The required role, in a sentence."""
     if operation.role is PUBLIC:
         return "Needs no key."
     if operation.role is ANY:
-        return telling.any_key
+        return info.any_key
     return f"Role: {operation.role}."
 
 
@@ -231,15 +229,15 @@ def _without_null(schema: Document) -> Document:
     return {**schema, **kinds[0]} if kinds else schema
 
 
-def _responses(operation: Operation, telling: Telling) -> Document:
+def _responses(operation: Operation, info: OpenApiInfo) -> Document:
     responses = {str(operation.status): _success(operation, operation.status, operation.answer)}
     for status, kind in operation.others.items():
         responses[str(status)] = _success(operation, status, kind)
-    common = () if operation.role is PUBLIC else telling.refusals
-    with_body = () if operation.body is None else telling.body_refusals
+    common = () if operation.role is PUBLIC else info.refusals
+    with_body = () if operation.body is None else info.body_refusals
     for status in sorted({*common, *with_body, *operation.refusals}):
-        responses[str(status)] = _refusal(TITLES[status], operation, telling)
-    responses["default"] = _refusal("Any other problem", operation, telling)
+        responses[str(status)] = _refusal(TITLES[status], operation, info)
+    responses["default"] = _refusal("Any other problem", operation, info)
     return responses
 
 
@@ -270,17 +268,17 @@ def _schema(kind: Any) -> Document:
     return schema
 
 
-def _refusal(description: str, operation: Operation, telling: Telling) -> Document:
+def _refusal(description: str, operation: Operation, info: OpenApiInfo) -> Document:
     if operation.problem_kind is not None:
         content = _content("application/json", operation.problem_kind)
     else:
-        content = _content(telling.problem_type, telling.problem)
+        content = _content(info.problem_type, info.problem)
     return {"description": description, "content": content}
 
 
 @cache
 def sentences(kind: type[Struct]) -> dict[str, str]:
-    """By field, inherited ones included; none where the source is not at hand."""
+    """Docstrings by field, inherited ones included; empty without the source."""
     found: dict[str, str] = {}
     kind = getattr(kind, "__source__", kind)  # what a derived Struct has its fields from
     for ancestor in reversed(kind.__mro__):

@@ -31,7 +31,7 @@ class Pace(StrEnum):
 
     PROMPT = "prompt"
     WAITS = "waits"
-    """For a job: broken off when the client leaves."""
+    """Waits for a job; aborted when the client disconnects."""
     STREAMS = "streams"
     """The answer comes in parts, maybe for ever."""
 
@@ -66,9 +66,9 @@ class Operation(Struct, frozen=True):
     refusals: tuple[int, ...] = ()
     """Problems that are this operation's own; those that all can have are not named."""
     problem: ProblemReply | None = None
-    """How its errors are told, where they have a shape of their own."""
+    """Its error format, if it differs."""
     problem_kind: type[Struct] | None = None
-    """That shape, as JSON."""
+    """Type of such an error."""
     pace: Pace = Pace.PROMPT
     name: str = ""
     """Stable name for clients; the handler's, unless said otherwise."""
@@ -167,7 +167,7 @@ def _variable_segments(path: str) -> list[bool]:
 
 
 class Allowed(Exception):
-    """Not an operation but the question what there is."""
+    """An OPTIONS request: which methods there are."""
 
     def __init__(self, methods: list[str]) -> None:
         super().__init__(methods)

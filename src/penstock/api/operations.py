@@ -1,4 +1,4 @@
-"""Everything that can be asked, in one table."""
+"""All operations of the engine's HTTP API, in one table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def shape_of(path: str) -> ProblemReply | None:
-    """How errors at a path without an operation are written, if a foreign API has it."""
+    """Error format at a path without an operation, if it belongs to a foreign API."""
     if path.startswith("/api/"):
         return ollama.problem_reply
     if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
@@ -56,7 +56,7 @@ def shape_of(path: str) -> ProblemReply | None:
 
 
 def alias_of(path: str) -> str | None:
-    """What clients mean whose base URL lacks `/v1`, and what other servers of models have."""
+    """Path for clients whose base URL lacks `/v1`, and for paths of other model servers."""
     if path in _ALIASES:
         return _ALIASES[path]
     if not openai.is_openai_path(path):

@@ -1,4 +1,4 @@
-"""How the HTTP server listens, and what it lets a client do to it."""
+"""Address, TLS and limits of the HTTP server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     insecure: bool = False
     """Listen beyond this machine without TLS: keys and jobs can be read on the way."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which clients may call it. None: on loopback its own names, else any."""
+    """Accepted Host headers. Empty: on loopback its own names, else any."""
     checks_hosts: bool = True
-    """False answers to any name."""
+    """False accepts any Host header."""
 
     max_body: int = 8 << 20
-    """Of a JSON body, and of one line of a stream."""
+    """Maximum size of a JSON body, and of one line of a stream."""
     max_upload: int = 64 << 20
-    """Of a blob, and of a batch of jobs."""
+    """Maximum size of a blob, and of a batch of jobs."""
     max_depth: int = 64
     max_head: int = 64 << 10
     openai_strict: bool = False
@@ -45,26 +45,26 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     """Whether unknown parameters of a query, and slashes at the end of a path, are ignored."""
 
     head_timeout: float = 10.0
-    """Within which a request's head must be there, counted from the connection at first."""
+    """Time limit for a request's head; for the first one from the connection on."""
     body_grace: float = 10.0
-    """How long a body may take before `min_rate` is asked of it."""
+    """Time before `min_rate` applies to a body."""
     min_rate: int = 4096
     """Bytes a second."""
     body_timeout: float = 300.0
     keep_alive: float = 75.0
     """How long a connection may idle between two requests."""
     stall: float = 30.0
-    """How long a reader may take nothing of what is sent to it."""
+    """How long a reader may stall."""
     heartbeat: float = 15.0
-    """Between the signs of life in a stream of events."""
+    """Interval of keep-alive comments in an event stream."""
     idle: float = 300.0
-    """How long a stream of submissions may bring nothing."""
+    """Idle timeout of a stream of submissions."""
     grace: float = 5.0
-    """What requests under way get to end when the server is closed."""
+    """Time for open requests to finish when the server closes."""
 
     max_connections: int = 10_000
     max_streams: int = 2000
-    """Of events and submissions, all keys together."""
+    """Open event and submission streams, all keys together."""
     max_streams_per_key: int | None = None
     """None: a quarter of all, so that no key can take them from the others."""
     max_waiting: int = 4096
@@ -74,7 +74,7 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     """Requests a second that a key may make; 0 is no limit."""
     burst: int = 0
-    """How many it may make at once; 0 is as many as in a second."""
+    """Burst size; 0: the requests of one second."""
 
     access_log: bool = False
     """Whether each request is logged, to the logger `penstock.access`."""
@@ -106,12 +106,12 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def own_names(self) -> frozenset[str]:
-        """What it is called on its own machine."""
+        """Its host names on this machine."""
         return _LOCAL_NAMES | {self.host.lower()}
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The names to listen to, in lower case; empty means any."""
+        """Accepted host names in lower case; empty means any."""
         if not self.checks_hosts or self.unix_socket is not None:
             return frozenset()
         if self.allowed_hosts:

@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page to read: no script, nothing from elsewhere."""
+"""The OpenAPI document as an HTML page without scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ td, th { border-bottom: 1px solid var(--line); text-align: left; vertical-align:
 .method { display: inline-block; min-width: 4.2rem; font-weight: 600; }
 """
 STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-"""By which the page's policy knows its own style sheet."""
+"""Hash of the style sheet, for the page's Content-Security-Policy."""
 
 _CODE = re.compile(r"`([^`]+)`")
 

@@ -1,4 +1,4 @@
-"""Runs of pipelines, where HTTP has them in another shape than the engine's API."""
+"""Pipeline operations whose HTTP shape differs from the engine's API."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def started(record: PipelineRecord, here: str = "") -> Reply:
 
 
 class NoFields(Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing needs to be said."""
+    """An empty body."""
 
 
 async def retry_failed(call: Call) -> Reply:

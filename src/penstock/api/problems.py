@@ -100,11 +100,11 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     error_code: str | None = None
     error_message: str | None = None
     incident: str = ""
-    """Under which the server's log tells more."""
+    """Id of the entry in the server's log."""
 
 
 class Refused(PenstockError):
-    """What only HTTP knows: a method, a header, a body that it won't take."""
+    """An error of HTTP alone: method, header or body."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ def malformed(message: str, *, hint: str = "") -> Refused:
 
 
 def status_of(error: PenstockError) -> int:
-    """The status for an error; 500 for one that nobody foresaw."""
+    """The status for an error; 500 for an unexpected one."""
     if isinstance(error, Refused):
         return error.status
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a caller may know of an error. One that was not foreseen is only logged."""
+    """The problem document of an error. Details of unexpected errors are only logged."""
     if isinstance(error, PenstockError) and (status := status_of(error)) != 500:
         code = error.name if isinstance(error, Refused) else error.code
         return Problem(
@@ -183,7 +183,7 @@ def _facts(error: PenstockError) -> dict[str, Any]:
 
 
 ProblemReply = Callable[[BaseException], Reply]
-"""What becomes of an error that nobody else answers."""
+"""Turns an exception into a reply."""
 
 
 def problem_reply(error: BaseException) -> Reply:
@@ -192,7 +192,7 @@ def problem_reply(error: BaseException) -> Reply:
 
 
 def further_headers(problem: Problem, error: BaseException) -> Headers:
-    """What an answer to an error tells in its head, whatever its body looks like."""
+    """Headers of an error reply, whatever its format."""
     headers: list[tuple[bytes, bytes]] = []
     if problem.retry_after is not None:
         headers.append(

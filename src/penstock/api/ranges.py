@@ -1,4 +1,4 @@
-"""Downloads: a content, or the part of it that is meant (RFC 9110, section 14)."""
+"""Downloads: whole content, or a range of it (RFC 9110, section 14)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def download(
     headers: Headers,
     read: Callable[[int, int], Awaitable[bytes]],
 ) -> StreamReply:
-    """`read` gives the bytes at a place, at most so many of them."""
+    """`read(offset, size)` returns at most `size` bytes."""
     part = part_of(call.headers, size, etag)
     more = [
         (b"accept-ranges", b"bytes"),

@@ -1,4 +1,4 @@
-"""What a handler answers, and how it goes out."""
+"""Replies of handlers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 NO_STORE = (b"cache-control", b"no-store")
 JSON_HEADERS: Headers = ((b"content-type", b"application/json"), NO_STORE)
 SECURITY: Headers = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
-"""On every answer, those of the connection itself included."""
+"""Security headers of every response."""
 
 LARGE = 16 << 10
 """Bytes from which on an answer is compressed for clients that take gzip. What is secret (tokens)
@@ -28,7 +28,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class Reply(Struct, frozen=True):
-    """A whole answer."""
+    """A complete response."""
 
     body: bytes = b""
     status: int = 200

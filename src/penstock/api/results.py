@@ -1,4 +1,4 @@
-"""A job's result, and blobs: whole, or the part that was asked for."""
+"""A job's result, its artifacts, and blobs; whole or by range."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def _ended(call: Call, job_id: str, wait: float) -> Job:
 
 class ArtifactList(Struct, frozen=True):
     job_id: str
-    """Of the try that left them."""
+    """The try that left them."""
     artifacts: tuple[Artifact, ...]
 
 

@@ -1,4 +1,4 @@
-"""Schedules, where HTTP has them in another shape than the engine's API."""
+"""Schedule operations whose HTTP shape differs from the engine's API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ScheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What to submit; without a `job_id` of its own."""
     timezone: str = "UTC"
     catch_up: CatchUp = CatchUp.LAST
-    """What becomes of times that passed while no engine was there to fire."""
+    """What to do about times missed while no engine ran."""
     overlap: bool = True
     """Whether a new job is submitted while the one before has not ended."""
     paused: bool = False

@@ -1,4 +1,4 @@
-"""Which jobs are meant: the filters of a listing, and of operations on many."""
+"""Filters of job lists and bulk operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Seq = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _FARTHEST = 100_000
-"""How far into a workflow the pages go: each reads all that come before it."""
+"""Maximum offset in a workflow's pages: each page reads all before it."""
 _STEPS = "list_jobs by step"
 
 
@@ -51,7 +51,7 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     """`name=value`; may come several times: all of them."""
     idempotency_key: str | None = None
     principal: str | None = None
-    """Who submitted it."""
+    """Principal that submitted it."""
     schedule: str | None = None
     awaiting_approval: bool | None = None
     """True: only jobs that are awaiting approval; false: only those that are not."""

@@ -1,4 +1,4 @@
-"""Which models can be asked: those that workers serve a topic for."""
+"""Language models that workers serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.ports.engine_api import EngineApi
 from penstock.workloads.llm.values import topics_by_model
 
 _FRESH = 1.0
-"""Seconds for which a model that was there is taken to be there."""
+"""Seconds for which a model's presence is cached."""
 
 
 class ServedModel(Struct, frozen=True):
@@ -21,7 +21,7 @@ class ServedModel(Struct, frozen=True):
     since: float
     """When it was first seen."""
     paused: str = ""
-    """Why it can't be asked at present."""
+    """Why it can't be used at present."""
     facts: Mapping[str, Any] = {}
     """What its worker reports: `context`, `size`, `architecture` and so on."""
 

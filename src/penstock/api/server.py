@@ -42,11 +42,11 @@ _BACKLOG = 2048
 
 
 class AddressTaken(Misconfigured):
-    """Somebody else listens there."""
+    """The address is in use."""
 
 
 class ApiServer:
-    """Answers under its URL from `start` to `close`."""
+    """An HTTP server, from `start` to `close`."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class ApiServer:
         return config
 
     async def _go_round(self) -> None:
-        """About once a second: the date for the headers, and whoever is late."""
+        """About once a second: update the Date header, close late connections."""
         loop = asyncio.get_running_loop()
         pause = min(1.0, self.options.head_timeout / 4, self.options.stall / 4)
         assert self._server is not None
@@ -182,7 +182,7 @@ class ApiServer:
         return list(self._server.server_state.connections)  # type: ignore[arg-type]
 
     async def close(self) -> None:
-        """Stop listening, end streams and waits, let the rest finish for a short while."""
+        """Stop listening, end streams and waits, give other requests time to finish."""
         server = self._server
         if server is None:
             return
@@ -213,7 +213,7 @@ class ApiServer:
 
 
 def bind(options: HttpOptions) -> socket.socket:
-    """The socket, bound by us: port 0 works, and what goes wrong can be told."""
+    """Bind the listening socket. Raises Misconfigured."""
     if options.unix_socket is not None:
         return _bind_unix(options.unix_socket)
     host = options.host.strip("[]")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CSRF_HEADER = b"x-csrf-token"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LARGEST = 4096
-"""Bytes of a sign-in: whoever sends it is not known yet."""
+"""Maximum bytes of a sign-in, which is not authenticated yet."""
 
 
 # -- cookies ----------------------------------------------------------------------
@@ -47,7 +47,7 @@ def cookie_name(scope: Mapping[str, Any]) -> str:
 
 
 def token_of(scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> str:
-    """The session's token; empty without one, and if the request has a key in its head."""
+    """The session's token; empty without one, and if the request has an API key."""
     cookies = headers.get(b"cookie")
     if cookies is None or b"authorization" in headers or b"x-api-key" in headers:
         return ""
@@ -69,7 +69,7 @@ def _cookie(scope: Mapping[str, Any], token: str, max_age: float) -> tuple[bytes
 
 
 def csrf_token(token: str) -> str:
-    """Made from the session's token, which it does not tell."""
+    """Derived from the session's token, without revealing it."""
     return hashlib.sha256(b"csrf " + token.encode("latin-1")).hexdigest()[:32]
 
 
@@ -129,7 +129,7 @@ class FailedSignIns:
 
 
 class SignInBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """One of the two."""
+    """Exactly one of the two."""
 
     key: str = ""
     link: str = ""

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _RETRY = 1.0
-"""Seconds after which a reader that was cut off should come back."""
+"""Seconds after which a disconnected reader should reconnect."""
 _LARGEST = (1 << 63) - 1
 NODES = "nodes"
 """A kind that only HTTP has: models that are split over nodes, as workers report them."""
 _NODES_AGE = 0.4
-"""Seconds for which that holds: less than between two changes in the stream."""
+"""Seconds for which that is cached: less than between two changes in the stream."""
 _KEPT = 64
 """Batches whose frames are kept for further readers."""
 
@@ -110,7 +110,7 @@ def named(event: str, data: object, place: str = "") -> bytes:
 
 
 def opening(place: object, retry: float = _RETRY) -> bytes:
-    """Where the stream begins, and after how many seconds to come back to it."""
+    """First frame: start cursor and reconnection time."""
     return b"retry: %d\nid: %b\n\n" % (round(retry * 1000), str(place).encode())
 
 
@@ -178,7 +178,7 @@ class EventStreams:
         self._frames = BatchFrames()
         self._nodes, self._nodes_at = b"", float("-inf")
         self.open = 0
-        """How many streams there are now."""
+        """Number of open streams."""
         self.told = 0
         """Events sent since the start, over all readers."""
 
@@ -309,9 +309,9 @@ class EventStreams:
 
 
 class Pulse:
-    """When a stream has been silent for so long that it must give a sign of life.
+    """Tells when a keep-alive comment is due.
 
-    An EngineApi's readers wake now and then by themselves, so that no stream needs a timer.
+    An EngineApi's readers wake regularly, so that no stream needs a timer.
     """
 
     __slots__ = ("_last", "_longest", "_now")
@@ -331,7 +331,7 @@ class Pulse:
 
 
 async def _with_pauses(items: AsyncIterator[T], pause: float) -> AsyncGenerator[T | None, None]:
-    """The items, with a None whenever none came for so long."""
+    """The items, with a None whenever a keep-alive is due."""
     waiting: asyncio.Task[T] | None = None
     try:
         while True:
@@ -379,7 +379,7 @@ async def _end(items: AsyncIterator[T]) -> None:
 
 
 def cursor_of(text: str, field: str) -> int:
-    """A place in a stream, as a reader that comes back gives it. Raises InvalidRequest."""
+    """The cursor that a reconnecting reader sends. Raises InvalidRequest."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _LARGEST):
         raise InvalidRequest(
             field,
@@ -460,7 +460,7 @@ async def stream_updates(call: Call) -> StreamReply:
 
 
 def resumed(call: Call, after: str | None) -> str | None:
-    """Where the reader was: a browser that comes back says it in a header."""
+    """The cursor to resume from; browsers send it as Last-Event-ID."""
     return call.header(b"last-event-id") or after
 
 

@@ -1,4 +1,4 @@
-"""Submitting: one job, many in one call, and a stream of them."""
+"""Submit one job, many in one call, or a stream of them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class UniqueFields(Unique, frozen=True, forbid_unknown_fields=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """A job to be done. Only `topic` is required."""
+    """A job to submit. Only `topic` is required."""
 
     topic: str
-    """What is to be done: `job.` and words with dots between."""
+    """The kind of work: `job.` and words separated by dots."""
     input: Raw | UnsetType = UNSET
-    """Its input, a JSON object; or say where it is, with `context_ptr`."""
+    """Input, a JSON object; or a pointer to it in `context_ptr`."""
     context_ptr: str = ""
     """A pointer to the input: what POST /v1/blobs answered, or a place that is allowed."""
     job_id: str = ""
@@ -60,9 +60,9 @@ class Submission(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     labels: dict[str, str] = {}
     parent_job_id: str | None = None
     child_of: str | None = None
-    """The first try of the job that it is a child of: it ends with that one."""
+    """First try of its parent job. If the parent does not succeed, this job is cancelled."""
     detached: bool = False
-    """It goes on when the job that it is a child of ends without success."""
+    """Keep it running if its parent does not succeed."""
     workflow_id: str | None = None
     step_index: int | None = None
     tenant: str | None = None
@@ -83,7 +83,7 @@ class Submission(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     idempotent: bool = False
     """Whether it may safely run again after its worker was lost mid-run."""
     capability: str | None = None
-    """What it is going to do, in a word that safety rules know."""
+    """Declared capability, for safety rules."""
     risk_tags: tuple[str, ...] = ()
     estimated_cost: float | None = None
     after: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ async def submit_stream(call: Call) -> StreamReply:
 
 
 async def _answers(call: Call) -> AsyncGenerator[bytes, None]:
-    """Takes in the next lines only when those before are answered."""
+    """Reads further lines only when the earlier ones are answered."""
     try:
         async for lines in _lines(call.parts(), call.services.options.max_body):
             for start in range(0, len(lines), _CHUNK):

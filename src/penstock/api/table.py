@@ -158,7 +158,7 @@ NEXT = "The `cursor` of the next page; null on the last."
 
 
 def _body_of(binding: Binding, parameters: Parameters) -> type[Struct] | None:
-    """Every parameter that is not elsewhere; a POST without one takes an empty object."""
+    """Body type: every parameter that is in neither path nor query."""
     if binding.method not in ("POST", "PUT"):
         return None
     elsewhere = {*binding.in_path, *binding.query.values(), *binding.given}

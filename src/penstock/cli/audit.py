@@ -26,7 +26,7 @@ from penstock.ports.store import AuditEntry, AuditQuery
 def audit(engine: EngineRef, /, form: Form, **said: Any) -> None:
     """Show the audit log: who did what, newest first.
 
-    Also what was refused.
+    Includes refused actions.
     """
     query, now = AuditQuery(**said), time.time()
     found = engine.ask(lambda api: api.audit.read(query))

@@ -59,7 +59,7 @@ def _report(verified: Verified) -> str:
 def prune(engine: EngineRef, older_than: float, json: bool) -> None:
     """Delete jobs that ended long ago.
 
-    With them go their history, their output, and payloads that nothing points to any more.
+    Also deletes their history, their output and unreferenced payloads.
     """
     cleaned = engine.ask(lambda api: api.prune(older_than))
     parts = (

@@ -24,16 +24,16 @@ class Exit(IntEnum):
 
     OK = 0, "Done; a job that was waited for SUCCEEDED."
     FAILED = 1, "The job FAILED, or the command could not do its work."
-    USAGE = 2, "What was asked is wrong: an option, an input, a topic, a setting, a file."
-    NOT_FOUND = 3, "There is no such job, or whatever else was named."
+    USAGE = 2, "Invalid option, input, topic, setting or file."
+    NOT_FOUND = 3, "The job, or whatever else was named, was not found."
     CONFLICT = 4, "The id or key is taken, or the job's state does not allow it (any more)."
     CANCELLED = 5, "The job was CANCELLED."
     DENIED = 6, "The job was DENIED, or the caller has no right to this."
     TIMEOUT = 7, "The job ended TIMEOUT."
-    UNAVAILABLE = 8, "No engine answers, another one owns the folder, or it can't go on."
-    NOT_YET = 9, "The job has not ended: the time to wait was over, or none was asked for."
+    UNAVAILABLE = 8, "The engine does not answer or can't go on, or another engine owns the folder."
+    NOT_YET = 9, "The job has not ended (within the time to wait)."
     MISMATCH = 10, "`verify` or `restore` found a job whose record and log disagree."
-    TOO_MANY = 11, "Over a limit; it may be tried again later."
+    TOO_MANY = 11, "A limit was reached; try again later."
     INTERRUPTED = 130, "Interrupted (Ctrl-C)."
 
 

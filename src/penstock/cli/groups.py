@@ -1,4 +1,4 @@
-"""Commands that have commands, as `penstock key create`."""
+"""Command groups, as `penstock key create`."""
 
 from __future__ import annotations
 

@@ -75,10 +75,9 @@ def cancel(
 ) -> int:
     """Cancel jobs.
 
-    The jobs named, or all unfinished ones that match. Says of each job named which won: the
-    cancellation, or an end that came first (exit code 4). `-` reads ids from standard input. With
-    filters it asks for confirmation, then asks every job that matches to end, and does not wait for
-    them.
+    The jobs named, or all unfinished ones that match. For each job named it prints whether it was
+    cancelled or had already ended (exit code 4). `-` reads ids from standard input. With filters it
+    asks for confirmation, then asks every job that matches to end, and does not wait for them.
     """
     narrowed = bool(states) or is_narrowed(filters)
     if bool(jobs) + narrowed + everything != 1:

@@ -35,8 +35,8 @@ _PAGE = 1000
 @click.option("--dead", is_flag=True, help="Ended FAILED or TIMEOUT and not retried.")
 @filtered
 @limited(20)
-@click.option("--tries", is_flag=True, help="Each try of a job by itself.")
-@click.option("--all", "everything", is_flag=True, help="As many as there are.")
+@click.option("--tries", is_flag=True, help="List every try separately.")
+@click.option("--all", "everything", is_flag=True, help="List all, without a limit.")
 @before
 @listed
 @on_engine
@@ -169,7 +169,7 @@ async def _why(api: EngineApi, job_id: str) -> str:
 
 
 def _note(job: Job) -> str:
-    """The one thing about it that is worth a glance."""
+    """The most important fact about it."""
     if job.successor is not None:
         return f"retried as {short_id(job.successor)}"
     if job.state in HELD:

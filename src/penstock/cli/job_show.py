@@ -50,7 +50,7 @@ _SHOWN = 10
 _TRIES = 1000
 
 
-class Dossier(Struct, frozen=True):
+class JobDetails(Struct, frozen=True):
     """What there is to know about one job and its retries."""
 
     job: Job
@@ -90,33 +90,33 @@ def show(engine: EngineRef, job: str, tries: bool, form: Form) -> None:
     many rows it checkpointed, by name and outcome).
     """
 
-    async def gather(api: EngineApi) -> Dossier:
+    async def gather(api: EngineApi) -> JobDetails:
         return await _gather(api, await newest_try(api, await find_job(api, job)), tries)
 
-    dossier = engine.ask(gather, reading=True)
+    details = engine.ask(gather, reading=True)
     print_one(
         form,
         {
-            **record(dossier.job),
-            "why": dossier.why,
-            "history": dossier.histories[-1],
-            "chain": [one.job_id for one in dossier.tries],
-            "children": dossier.child_counts,
-            "steps": dossier.steps,
+            **record(details.job),
+            "why": details.why,
+            "history": details.histories[-1],
+            "chain": [one.job_id for one in details.tries],
+            "children": details.child_counts,
+            "steps": details.steps,
         },
-        chain_of(dossier.job.request),
-        lambda: _page(dossier, wide=form.wide),
+        chain_of(details.job.request),
+        lambda: _page(details, wide=form.wide),
     )
 
 
-async def _gather(api: EngineApi, job: Job, all_tries: bool) -> Dossier:
+async def _gather(api: EngineApi, job: Job, all_tries: bool) -> JobDetails:
     first, result = chain_of(job.request), job.result.result_ptr if job.result is not None else None
     tries = await api.find(JobQuery(first_try=first, limit=_TRIES))
     # A retry that came by now, or of before jobs were known by their first try.
     tries = [one for one in reversed(tries) if one.seq < job.seq] + [job]
     counts = await api.count_children(job.job_id)
     children = await api.find(JobQuery(child_of=first, limit=_SHOWN)) if counts else []
-    return Dossier(
+    return JobDetails(
         job,
         await api.why(job.job_id),
         tries,
@@ -171,31 +171,31 @@ class _ResultHops(Struct, frozen=True):
     hops: tuple[HopTime, ...] = ()
 
 
-def _page(dossier: Dossier, *, wide: bool) -> Iterator[RenderableType]:
+def _page(details: JobDetails, *, wide: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    job, now = dossier.job, time.time()
+    job, now = details.job, time.time()
     first, count = chain_of(job.request), job.request.try_number
     title = Text.assemble("job ", (first, "bold"), "  ", styled(job.state))
     if count > 1:
         title.append(f"  {count:,} tries")
     yield title
-    yield facts(_facts(dossier, now))
-    if dossier.run is not None and dossier.run.stages:
+    yield facts(_facts(details, now))
+    if details.run is not None and details.run.stages:
         yield ""
-        yield from stage_table(dossier.run, now)
+        yield from stage_table(details.run, now)
     if count > 1:
         yield ""
-        yield Listing([_try(one, now, wide) for one in dossier.tries[-_SHOWN:]])
-    if children := dossier.children:
+        yield Listing([_try(one, now, wide) for one in details.tries[-_SHOWN:]])
+    if children := details.children:
         query = JobQuery(child_of=first, limit=_SHOWN)
-        row = JobRows(children, query, dossier.child_reasons, wide=wide, title="CHILD")
+        row = JobRows(children, query, details.child_reasons, wide=wide, title="CHILD")
         yield ""
         yield Listing([row(one) for one in children])
-    shown = dossier.tries[-len(dossier.histories) :]
-    for one, history in zip(shown, dossier.histories, strict=True):
+    shown = details.tries[-len(details.histories) :]
+    for one, history in zip(shown, details.histories, strict=True):
         yield ""
-        if len(dossier.histories) > 1:
+        if len(details.histories) > 1:
             head = f"try {one.request.try_number}  {one.job_id}  "
             yield Text.assemble((head, "bold"), styled(one.state))
         yield _history(history, now, wide)
@@ -212,17 +212,17 @@ def _try(job: Job, now: float, wide: bool) -> Row:
     }
 
 
-def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
-    job, request = dossier.job, dossier.job.request
-    yield "now", dossier.why
+def _facts(details: JobDetails, now: float) -> Iterator[tuple[str, str]]:
+    job, request = details.job, details.job.request
+    yield "now", details.why
     yield "topic", request.topic
     yield "priority", request.priority.value
     yield "tenant", request.tenant
-    if dossier.given:
-        yield "input", dossier.given
+    if details.given:
+        yield "input", details.given
     yield from _asked(request, now)
-    if dossier.parents:
-        said = ", ".join(f"{short_id(name)} {state}" for name, state in dossier.parents)
+    if details.parents:
+        said = ", ".join(f"{short_id(name)} {state}" for name, state in details.parents)
         yield "after", f"{said}; if one fails: {request.if_parent_fails}"
     yield from _judged(job, now)
     yield "accepted", f"{moment(job.accepted_at, now)} ({span(now - job.accepted_at)} ago)"
@@ -231,19 +231,19 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
     if job.started_at is not None:
         ran = run_time(job, now)
         yield "ran" if job.is_final else "runs", f"{ran}, from {moment(job.started_at, now)}"
-    if dossier.steps and dossier.run is None:
-        yield "steps", _steps(dossier.steps)
-    if counts := dossier.child_counts:
+    if details.steps and details.run is None:
+        yield "steps", _steps(details.steps)
+    if counts := details.child_counts:
         said = ", ".join(f"{count:,} {state}" for state, count in counts.items())
-        more = sum(counts.values()) > len(dossier.children)
+        more = sum(counts.values()) > len(details.children)
         where = f"; all: penstock ps --parent {short_id(chain_of(request))}" if more else ""
         yield "children", f"{said}{where}"
     if (result := job.result) is not None:
         if result.error_code:
             yield "error", f"{result.error_code}: {result.error_message or ''}".rstrip(": ")
-        if dossier.returned:
-            yield "result", dossier.returned
-    for index, hop in enumerate(dossier.hops):
+        if details.returned:
+            yield "result", details.returned
+    for index, hop in enumerate(details.hops):
         yield "" if index else "hops", _hop(hop)
 
 

@@ -37,37 +37,49 @@ from penstock.ports.engine_api import EngineApi
 )
 @started(False)
 @wait_timeout
-@click.option("--id", "job_id", help="Its id; the same id again is the same job.")
-@click.option("--key", help="An idempotency key: the same key again is the same job.")
+@click.option(
+    "--id", "job_id", help="Job id. Submitting the same id again returns the existing job."
+)
+@click.option(
+    "--key", help="Idempotency key. Submitting the same key again returns the existing job."
+)
 @job_options
-@click.option("--deadline", type=MOMENT, metavar="TIME|+DURATION", help="When it must have ended.")
+@click.option(
+    "--deadline", type=MOMENT, metavar="TIME|+DURATION", help="Time by which it must have ended."
+)
 @click.option("--delay", type=DURATION, help="How long to wait before it may start.")
 @click.option("--tenant", help="Its tenant.")
-@click.option("--parent", metavar="JOB", help="The job that it is a child of: it ends with it.")
-@click.option("--detached", is_flag=True, default=None, help="It goes on if its parent fails.")
-@click.option("--workflow", metavar="ID", help="The workflow that it is a step of.")
-@click.option("--step", type=click.IntRange(0), help="Its place in the workflow.")
+@click.option(
+    "--parent",
+    metavar="JOB",
+    help="Parent job. If the parent does not succeed, this job is cancelled.",
+)
+@click.option(
+    "--detached", is_flag=True, default=None, help="Keep it running if its parent does not succeed."
+)
+@click.option("--workflow", metavar="ID", help="Workflow that the job is a step of.")
+@click.option("--step", type=click.IntRange(0), help="Step number in the workflow.")
 @click.option(
     "--after",
     multiple=True,
     metavar="JOB",
-    help="Wait until this job has ended; may be repeated.",
+    help="Start only after this job has ended; may be repeated.",
 )
 @click.option(
     "--if-parent-fails",
     type=click.Choice([one.value for one in ParentPolicy]),
-    help="What to do if one of those does not succeed; else it is cancelled.",
+    help="If a job of --after does not succeed: cancel this job (the default) or run it.",
 )
+@click.option("--unique", metavar="KEY", help="At most one unfinished job with this key at a time.")
 @click.option(
-    "--unique", metavar="KEY", help="While a job with this key is there, no other is made."
-)
-@click.option(
-    "--unique-for", type=DURATION, help="For this long after it was accepted, not until its end."
+    "--unique-for",
+    type=DURATION,
+    help="Keep that key taken for this long from acceptance, not until the end.",
 )
 @click.option(
     "--app",
     metavar="MODULE:APP",
-    help="Check the arguments against this application, and take its defaults.",
+    help="Validate the arguments against this application and apply its defaults.",
 )
 @as_json
 @on_engine

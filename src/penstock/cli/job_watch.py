@@ -202,7 +202,7 @@ def _print(line: LogLine, times: bool, json: bool) -> None:
 @click.option(
     "--after", type=int, metavar="CURSOR", help="Resume after this cursor; else from now."
 )
-@click.option("--topic", metavar="GLOB", help="Only of jobs with a topic like job.text.*.")
+@click.option("--topic", metavar="GLOB", help="Only jobs with a topic that matches, as job.text.*.")
 @as_lines
 @on_engine
 def events(engine: EngineRef, after: int | None, topic: str | None, json: bool) -> None:

@@ -131,7 +131,7 @@ def show(engine: EngineRef, key_id: str, form: Form) -> None:
 def delete(engine: EngineRef, key_id: str, json: bool) -> None:
     """Revoke a key immediately.
 
-    By its id, or by its name if only one valid key has it. The list goes on to show it, as revoked.
+    By its id, or by its name if only one valid key has it. 'key list' still shows it, as revoked.
     """
     view = engine.ask(lambda api: api.keys.revoke(key_id))
     print_done(json, view, f"{view.key_id} ({view.name}) revoked")

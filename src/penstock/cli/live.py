@@ -1,4 +1,4 @@
-"""What is drawn again and again: pages, progress bars, and the screen of a server."""
+"""Live terminal output: pages, progress bars, and the screen of a server."""
 
 from __future__ import annotations
 

@@ -71,8 +71,10 @@ def list_nodes(engine: EngineRef, join: tuple[str, ...], key: str | None, form: 
 @node.command()
 @joined
 @keyed
-@click.option("--watch", is_flag=True, help="Keep looking; Ctrl-C ends it.")
-@click.option("--interval", type=DURATION, default="1s", show_default=True, help="Between looks.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option(
+    "--interval", type=DURATION, default="1s", show_default=True, help="Refresh interval."
+)
 @as_json
 @on_engine
 def status(
@@ -124,7 +126,7 @@ async def _status(
 async def _found(
     engine: EngineRef, settings: Settings, join: tuple[str, ...]
 ) -> tuple[Look, PipesView]:
-    """Somebody who answers, with the first answer."""
+    """The first source that answers, with its answer."""
     from penstock.app.nodes import node_files
 
     if engine.connect:

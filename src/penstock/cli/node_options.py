@@ -1,4 +1,4 @@
-"""What can be said of a node on the command line, as settings."""
+"""The command-line options of a node, as settings."""
 
 from __future__ import annotations
 
@@ -133,7 +133,11 @@ _COMPUTING = (
         help="How long the cache of an ended job is kept for a next turn; by default 5m.",
     ),
     click.option("--print-times", is_flag=True, help="Log the timing statistics of every job."),
-    click.option("--drain", type=DURATION, help="Time for running jobs at its end: 30s."),
+    click.option(
+        "--drain",
+        type=DURATION,
+        help="Time for running jobs to finish when it stops; by default 30s.",
+    ),
 )
 _SERVING = (
     click.option(
@@ -186,7 +190,7 @@ def settings_of(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_key(settings: Settings) -> None:
-    """A key that is made now opens no network that is there already. Raises Misconfigured."""
+    """Require a given key to join an existing network. Raises Misconfigured."""
     if not settings.node.key and not settings.pipe_key_file.is_file():
         raise Misconfigured(
             f"the network's key is not known in {settings.data_dir}",

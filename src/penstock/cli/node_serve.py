@@ -65,7 +65,7 @@ def start(engine: EngineRef, /, with_parent: bool, **said: Any) -> int:
     """Start a node, which holds layers of a model for a network.
 
     A node finds the others through --join and the network's key, and says what it holds. With
-    --end-model it is where text comes in and goes out: it starts an engine, as 'penstock up' does,
+    --end-model it handles the text: it starts an engine, as 'penstock up' does,
     so that 'penstock chat', jobs (job.chat.MODEL) and the OpenAI API work with it; the other nodes
     see no text. With --connect it becomes a worker of an engine that runs.
 
@@ -142,7 +142,7 @@ async def serve(
     said: Mapping[str, Any],
     children: Children | None = None,
 ) -> int:
-    """Until a signal ends it; `children` are nodes that live as long."""
+    """Run until a signal; `children` are node processes that end with it."""
     stop = Stop()
     stop.listen()
     with LiveScreen(change_line, json=said["json"]) as screen:
@@ -171,7 +171,7 @@ def _is_no_loss(record: logging.LogRecord) -> bool:
 
 
 async def _end(runner: NodeRunner, children: Children | None) -> None:
-    """The jobs that it has go over its children too."""
+    """Drain, then stop: running jobs also use the children."""
     await runner.stop()
     if children is not None:
         await children.stop()
@@ -203,7 +203,7 @@ async def _live(
 
 
 async def _first(waiting: Coroutine[Any, Any, None], children: Children | None) -> None:
-    """Until one of them fails."""
+    """Wait until one of them fails."""
     if children is None:
         return await waiting
     tasks = [asyncio.create_task(waiting), asyncio.create_task(children.wait())]
@@ -218,7 +218,7 @@ async def _first(waiting: Coroutine[Any, Any, None], children: Children | None) 
 
 @asynccontextmanager
 async def _watching(node: Node, screen: LiveScreen) -> AsyncIterator[None]:
-    """Tell of every change in the network, as this node sees it."""
+    """Report every change in the network, as this node sees it."""
     reasons: dict[str, str] = {}
     node.mesh.on_lost(reasons.__setitem__)
 

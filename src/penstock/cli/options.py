@@ -1,4 +1,4 @@
-"""What options are made of, and the options that commands share.
+"""Option types, and the options that commands share.
 
 The same option means the same everywhere: it is declared here once.
 """
@@ -99,12 +99,12 @@ as_lines = click.option("--json", "json", is_flag=True, help="Print JSON lines."
 verbose = click.option("-v", "--verbose", is_flag=True, help="Log more.")
 sure = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 reason = click.option("--reason", default="", help="Why; kept in the history.")
-before = click.option("--before", type=int, metavar="SEQ", help="Older than this: the next page.")
+before = click.option("--before", type=int, metavar="SEQ", help="Next page: older than this.")
 given_input = click.option(
     "--input", "given", metavar="JSON|@FILE|-", help="The arguments, a JSON object."
 )
 wait_timeout = click.option(
-    "--wait-timeout", type=DURATION, help="Wait no longer than this; what runs goes on."
+    "--wait-timeout", type=DURATION, help="Maximum time to wait; running work continues."
 )
 attached = click.option("--wait", is_flag=True, help="Wait for the end.")
 states = click.option(
@@ -157,7 +157,7 @@ def started(default: bool | None) -> Callable[[F], F]:
         " /-d",
         "wait",
         default=default,
-        help=f"Wait for the end, or leave it to the engine; the default is to {usual}.",
+        help=f"Wait until it ends, or return at once; the default is to {usual}.",
     )
 
 
@@ -209,16 +209,21 @@ serving = together(
 """The options that say which jobs a process runs. All but --app are named as their settings."""
 job_options = together(
     click.option("--priority", type=PRIORITY, help="How urgent it is."),
-    several("--env", "Passed on to the job; may be repeated."),
-    several("--label", "Kept with the job; may be repeated."),
+    several("--env", "Environment of the job; may be repeated."),
+    several("--label", "Label of the job; may be repeated."),
     click.option("--timeout", type=DURATION, help="Maximum run time of one attempt."),
     click.option("--retries", type=click.IntRange(0), help="Maximum number of retries."),
-    click.option("--idempotent/--not-idempotent", default=None, help="Whether it may run twice."),
-    click.option("--capability", help="What it is going to do, as safety rules know it."),
     click.option(
-        "--risk-tag", "risk_tags", multiple=True, help="For safety rules; may be repeated."
+        "--idempotent/--not-idempotent", default=None, help="Whether it is safe to run twice."
     ),
-    click.option("--cost", "estimated_cost", type=float, help="An estimate, for safety rules."),
+    click.option("--capability", help="Declared capability, for safety rules."),
+    click.option(
+        "--risk-tag",
+        "risk_tags",
+        multiple=True,
+        help="Declared risk, for safety rules; may be repeated.",
+    ),
+    click.option("--cost", "estimated_cost", type=float, help="Estimated cost, for safety rules."),
 )
 """The options of a job; `job_fields` makes sense of them."""
 

@@ -46,7 +46,7 @@ _DANGEROUS = re.compile(
 
 
 def harmless(text: str) -> str:
-    """Without what would drive a terminal; tabs and ends of lines stay."""
+    """Remove control characters, except tabs and newlines."""
     return _DANGEROUS.sub("", text)
 
 
@@ -63,7 +63,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print what we say, with whatever of others is in it."""
+    """Print a message; control characters are removed."""
     click.echo(harmless(text), nl=nl, err=err)  # noqa: TID251 (this is what all else uses)
 
 
@@ -170,7 +170,7 @@ def console(*, err: bool = False) -> Console:
 
 @cache
 def _safe_console() -> type[Console]:
-    """A Console that draws what it is given, and is driven by nothing in it.
+    """A Console that removes control characters from text.
 
     Its own codes are made of styles and controls, later than this.
     """

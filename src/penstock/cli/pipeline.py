@@ -127,7 +127,7 @@ def show(engine: EngineRef, name: str, form: Form) -> None:
 )
 @click.option(
     *("--key", "idempotency_key"),
-    help="An idempotency key: the same key again is the same run.",
+    help="Idempotency key. Starting with the same key again returns the existing run.",
 )
 @click.option("--tenant", default="default", help="Its tenant.")
 @started(None)
@@ -149,8 +149,8 @@ def start(
     With --wait it shows the run until it ends, and the exit code says how: COMPLETED and PARTIAL 0
     (PARTIAL 1 with --strict), FAILED 1 (6 and 7 if its job was DENIED or ended TIMEOUT), CANCELLED
     5. Ctrl-C then cancels the run.
-    If no engine is running, the run goes on in this process, and is always waited for: NAME is
-    MODULE:PIPELINE then.
+    If no engine is running, the run executes in this process until it ends; NAME is then
+    MODULE:PIPELINE.
     """
     pairs = said.pop("set")
     given = gather(config, pairs)
@@ -186,7 +186,7 @@ def start(
 def retry(engine: EngineRef, job: str, wait: bool, strict: bool, json: bool) -> int:
     """Start a run of what failed in an ended one; prints its id.
 
-    It does again what failed and what depends on it, and takes over the rest. --wait shows it until
+    Runs again what failed and what depends on it, and reuses the rest. --wait shows it until
     it ends, as with 'start'.
     """
 
@@ -204,8 +204,8 @@ def retry(engine: EngineRef, job: str, wait: bool, strict: bool, json: bool) -> 
 def watch(engine: EngineRef, job: str, strict: bool, json: bool) -> int:
     """Show a run, live, until it ends.
 
-    Without a terminal it is a line when a stage begins and one when it ends, from the first stage
-    on. The exit code says how the run ended, as that of 'start --wait'. Ctrl-C leaves the run
+    Without a terminal it prints a line when a stage begins and one when it ends, from the first
+    stage on. The exit code says how the run ended, as that of 'start --wait'. Ctrl-C leaves the run
     alone.
     """
 
@@ -261,7 +261,7 @@ async def _own_engine(
     """An engine in this process that serves one pipeline."""
     from penstock.app import App
 
-    warn("no engine is running; the run goes on in this process")
+    warn("no engine is running; the run executes in this process")
     definition, app = _installed(name), App()
     app.add(definition)
     async with app.run(settings=engine.settings()) as client:
@@ -324,8 +324,8 @@ def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> Invali
     *("--state", "states"), type=STATUS, multiple=True, help="In this state; may be repeated."
 )
 @click.option("--tenant", help="Of this tenant.")
-@click.option("--retry-of", metavar="RUN", help="That retry this one.")
-@click.option("--before", metavar="RUN", help="Older than this one: the next page.")
+@click.option("--retry-of", metavar="RUN", help="Only retries of this run.")
+@click.option("--before", metavar="RUN", help="Next page: older than this one.")
 @limited(20)
 @listed
 @on_engine
@@ -358,7 +358,9 @@ def runs(
 @pipeline.command()
 @click.argument("job", metavar="RUN")
 @click.argument("stage")
-@click.option("--outcome", type=OUTCOME, multiple=True, help="That ended so; may be repeated.")
+@click.option(
+    "--outcome", type=OUTCOME, multiple=True, help="Only items with this outcome; may be repeated."
+)
 @click.option("--after", type=int, default=-1, metavar="SEQ", help="The next page: after this one.")
 @limited(20, most=1000)
 @listed
@@ -408,8 +410,8 @@ async def _peek(api: EngineApi, pointer: str) -> str:
 def cancel(engine: EngineRef, job: str, reason: str, wait_timeout: float, json: bool) -> int:
     """Cancel a run.
 
-    Says which won: the cancellation, or an end that came first (exit code 4); and what would
-    not stop and was abandoned. A run that still stops when the time is over is exit code 9.
+    Prints whether it was cancelled or had already ended (exit code 4), and which items did not
+    stop and were abandoned. Exit code 9: it is still stopping when the time to wait is over.
     """
 
     async def ask(api: EngineApi) -> tuple[CancelAnswer, PipelineRecord]:

@@ -99,7 +99,7 @@ def stage_table(record: PipelineRecord, now: float, *, live: bool = False) -> It
 
 
 def bar(stage: StageRecord) -> Text:
-    """How far it is: what is done in its colour, what failed in red."""
+    """Progress bar of a stage: done in its colour, failed in red."""
     if stage.status is StageStatus.PENDING:
         return rich_text(" " * _BAR)
     done, total = (stage.done, stage.total) if stage.total else (int(stage.is_final), 1)

@@ -48,7 +48,7 @@ class RunView:
     notice: str = ""
 
     def say(self, text: str) -> None:
-        """Below the board while it is live, else on standard error."""
+        """Print below the live view, or on standard error without one."""
         if self.is_live:
             self.notice = text
         else:
@@ -64,7 +64,7 @@ class RunView:
 
 
 async def follow(api: EngineApi, board: RunView, json: str = "") -> PipelineRecord:
-    """Show a run until it ends: as a live board, or as lines if this is no terminal."""
+    """Show a run until it ends: live on a terminal, else as lines."""
     job_id, pipelines = board.record.id, api.pipelines
     if sys.stdout.isatty() and not json:
         await _live(api, board)

@@ -87,7 +87,7 @@ def show(engine: EngineRef, form: Form) -> None:
 def reload(engine: EngineRef, form: Form) -> None:
     """Reload the rule file now.
 
-    The engine does so by itself when the file has changed and then been still for a second.
+    The engine does so by itself a second after the file was last changed.
     A file that is wrong is refused, and the rules in force stay.
     """
     _print_policy(engine.ask(lambda api: api.policy.reload()), form)
@@ -101,7 +101,7 @@ def explain(engine: EngineRef, job: str, json: bool) -> None:
     """Explain the decision on a job.
 
     Shows how it was judged, how the rules in force judge it now, and every rule that was
-    tried, with what it wanted and found. Of the environment only names are shown.
+    tried, with what it wanted and found. Values of environment variables are not shown.
     """
 
     async def ask(api: EngineApi) -> Explanation:

@@ -72,7 +72,7 @@ def show(engine: EngineRef, name: str, form: Form) -> None:
 def pause(engine: EngineRef, name: str, json: bool) -> None:
     """Stop giving jobs to a pool's workers.
 
-    What they have, they finish. It stays so over a restart, until it is resumed.
+    Running jobs finish. The pool stays paused over a restart, until it is resumed.
     """
     view = engine.ask(lambda api: api.pause_pool(name))
     print_done(json, view, f"{name} paused; it holds {plural(view.held, 'job')}")

@@ -160,7 +160,9 @@ def _docker_options(command: F) -> F:
 )
 @click.option("--priority", type=PRIORITY, help="How urgent it is.")
 @click.option("--tenant", help="Its tenant.")
-@click.option("--key", help="An idempotency key: the same key again is the same job.")
+@click.option(
+    "--key", help="Idempotency key. Submitting the same key again returns the existing job."
+)
 @started(True)
 @click.option("--rm", is_flag=True, expose_value=False, help="Accepted: it is always removed.")
 @click.option("--init", is_flag=True, expose_value=False, hidden=True)

@@ -95,7 +95,7 @@ async def each(ids: Sequence[str], act: Callable[[str], Awaitable[Done]], *, jso
 # -- by filters --------------------------------------------------------------------
 
 filtered = together(
-    click.option("--topic", metavar="GLOB", help="With a topic like job.text.*."),
+    click.option("--topic", metavar="GLOB", help="With a topic that matches, as job.text.*."),
     click.option("--tenant", help="Of this tenant."),
     several("--label", "With this label; may be repeated."),
     click.option("--workflow", metavar="ID", help="Of this workflow."),

@@ -97,9 +97,11 @@ class JobFiles(Struct, frozen=True, kw_only=True):
     help="An image that the prompt is about; may be repeated.",
 )
 @click.option("--parent", metavar="ID", help="The job whose conversation it goes on with.")
-@click.option("--tag", "tags", multiple=True, help="Kept with the job; may be repeated.")
+@click.option("--tag", "tags", multiple=True, help="Label of the job; may be repeated.")
 @click.option("--priority", type=PRIORITY, help="How urgent it is.")
-@click.option("--deadline", type=MOMENT, metavar="TIME|+DURATION", help="When it must have ended.")
+@click.option(
+    "--deadline", type=MOMENT, metavar="TIME|+DURATION", help="Time by which it must have ended."
+)
 @click.option("--timeout", type=DURATION, help="Maximum run time of one attempt.")
 @click.option("--no-sync", is_flag=True, help="Faster, but an id may not survive power loss.")
 @as_json

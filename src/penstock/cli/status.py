@@ -1,4 +1,4 @@
-"""`penstock status` and `penstock top`: the engine at a glance, once or live."""
+"""`penstock status` and `penstock top`: a summary of the engine, once or live."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _needs(
 # -- top ---------------------------------------------------------------------------
 
 
-class Glance(Struct, frozen=True):
+class Snapshot(Struct, frozen=True):
     """An engine at one moment."""
 
     at: float
@@ -147,26 +147,28 @@ class Glance(Struct, frozen=True):
 
 
 @click.command()
-@click.option("--interval", type=DURATION, default="1s", show_default=True, help="Between looks.")
-@click.option("--once", is_flag=True, help="Print it once, as it does into a pipe.")
+@click.option(
+    "--interval", type=DURATION, default="1s", show_default=True, help="Refresh interval."
+)
+@click.option("--once", is_flag=True, help="Print one snapshot; the default without a terminal.")
 @as_json
 @on_engine
 def top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
     """Watch the engine: jobs, rates, workers.
 
-    Ctrl-C ends it. With --json it prints one look.
+    Ctrl-C ends it. With --json it prints one snapshot.
     """
     with contextlib.suppress(KeyboardInterrupt):
         run(_top(engine, max(0.1, interval), once or not sys.stdout.isatty(), json))
 
 
 async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
-    glance: Glance | None = None
+    snapshot: Snapshot | None = None
 
     async def page() -> RenderableType:
-        nonlocal glance
-        before, glance = glance, await _look(api)
-        return _page(glance, before)
+        nonlocal snapshot
+        before, snapshot = snapshot, await _look(api)
+        return _page(snapshot, before)
 
     async with engine.api() as api:
         if json:
@@ -177,48 +179,48 @@ async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> No
             await redraw(page, interval)
 
 
-async def _look(api: EngineApi) -> Glance:
+async def _look(api: EngineApi) -> Snapshot:
     waits = JobQuery(states=tuple(WAITING), oldest_first=True, limit=_WAITING)
     status, workers, waiting, running = await asyncio.gather(
         api.status(), api.workers(), api.find(waits), api.find(_RUNNING)
     )
     why = await reasons(api, waiting) | await reasons(api, running)
-    return Glance(time.time(), status, workers, running, waiting, why)
+    return Snapshot(time.time(), status, workers, running, waiting, why)
 
 
 _RUNNING = JobQuery(states=tuple(HELD), oldest_first=True, limit=_SHOWN)
 
 
-def _as_json(glance: Glance) -> dict[str, Any]:
-    waiting = [{**record(job), "why": glance.why[job.job_id]} for job in glance.waiting]
-    return {"status": glance.status, "workers": glance.workers, "waiting": waiting}
+def _as_json(snapshot: Snapshot) -> dict[str, Any]:
+    waiting = [{**record(job), "why": snapshot.why[job.job_id]} for job in snapshot.waiting]
+    return {"status": snapshot.status, "workers": snapshot.workers, "waiting": waiting}
 
 
-def _page(glance: Glance, before: Glance | None) -> RenderableType:
+def _page(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
     from rich.console import Group
 
-    parts: list[RenderableType] = [_title(glance), "", _states(glance.status)]
-    parts += ["", _rates(glance, before)]
-    if running := glance.running:
+    parts: list[RenderableType] = [_title(snapshot), "", _states(snapshot.status)]
+    parts += ["", _rates(snapshot, before)]
+    if running := snapshot.running:
         wide = console().width >= 110
-        row = JobRows(running, _RUNNING, glance.why, wide=wide, title="RUNNING")
+        row = JobRows(running, _RUNNING, snapshot.why, wide=wide, title="RUNNING")
         parts += ["", Listing([row(job) for job in running])]
-    if glance.waiting:
-        parts += ["", _waiting(glance)]
-    if glance.workers:
-        busiest = sorted(glance.workers, key=lambda worker: -worker.held)[:_WORKERS]
+    if snapshot.waiting:
+        parts += ["", _waiting(snapshot)]
+    if snapshot.workers:
+        busiest = sorted(snapshot.workers, key=lambda worker: -worker.held)[:_WORKERS]
         shown = ("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "TOPICS")
         rows = [worker_row(worker) for worker in busiest]
         parts += ["", Listing([{name: row[name] for name in shown} for row in rows])]
     return Group(*parts)
 
 
-def _title(glance: Glance) -> RenderableType:
-    status = glance.status
+def _title(snapshot: Snapshot) -> RenderableType:
+    status = snapshot.status
     return rich_text(
         ("penstock", "bold"),
         f" {status.version}  {status.data_dir}  durability {status.durability.value}"
-        f"  up {span(glance.at - status.started_at)}",
+        f"  up {span(snapshot.at - status.started_at)}",
         cut=True,
     )
 
@@ -235,24 +237,24 @@ def _states(status: EngineStatus) -> RenderableType:
     return Columns(cells, padding=(0, 3))
 
 
-def _rates(glance: Glance, before: Glance | None) -> str:
-    status = glance.status
+def _rates(snapshot: Snapshot, before: Snapshot | None) -> str:
+    status = snapshot.status
     counts = f"waiting {status.waiting:,}   held {status.held:,}   ended {status.finished:,}"
     if status.retried:
         counts += f"   retried tries {status.retried:,}"
     if before is None:
         return counts
-    elapsed = max(0.001, glance.at - before.at)
-    taken_in = max(0, glance.accepted - before.accepted) / elapsed
+    elapsed = max(0.001, snapshot.at - before.at)
+    taken_in = max(0, snapshot.accepted - before.accepted) / elapsed
     ended = max(0, status.finished - before.status.finished) / elapsed
     return f"{counts}   in {taken_in:,.0f}/s   out {ended:,.0f}/s"
 
 
-def _waiting(glance: Glance) -> RenderableType:
+def _waiting(snapshot: Snapshot) -> RenderableType:
     """One line for those that wait for the same: how many, or the id of a single one."""
     groups: dict[tuple[JobState, str, str], list[Job]] = {}
-    for job in glance.waiting:
-        why = glance.why[job.job_id]
+    for job in snapshot.waiting:
+        why = snapshot.why[job.job_id]
         groups.setdefault((job.state, job.request.topic, why), []).append(job)
     rows: list[Row] = []
     for (state, topic, why), jobs in list(groups.items())[:_SHOWN]:
@@ -263,7 +265,7 @@ def _waiting(glance: Glance) -> RenderableType:
                 "WAITING": one if len(jobs) == 1 else plural(len(jobs), "job"),
                 "STATE": styled(state),
                 "TOPIC": topic,
-                "SINCE": span(glance.at - oldest.accepted_at),
+                "SINCE": span(snapshot.at - oldest.accepted_at),
                 "WHY": why,
             }
         )

@@ -69,7 +69,7 @@ def worker() -> None:
 @click.option(
     "--join",
     metavar="TOKEN|@FILE",
-    help="Join an engine on another machine with this token; later starts need it no more.",
+    help="Join an engine on another machine with this token; later starts do not need it.",
 )
 @click.option(
     "--certificate",
@@ -291,7 +291,7 @@ def create_token(
 ) -> None:
     """Create a join token; prints it once.
 
-    A worker joins with it, gets a certificate of its own, and needs the token no more. With --id
+    A worker joins with it, gets a certificate of its own, and no longer needs the token. With --id
     it replaces an earlier certificate of that worker.
     """
     new = engine.ask(
@@ -398,7 +398,7 @@ def credential_row(one: CredentialView, now: float) -> Row:
 def delete_credential(engine: EngineRef, worker_id: str, json: bool) -> None:
     """Revoke the certificate of a worker immediately.
 
-    Its connection ends at once; what it ran is lost to it, as if it had died. It can join again
+    Its connection ends at once; its jobs are handled as if the worker had died. It can join again
     with a new token.
     """
     view = engine.ask(lambda api: api.credentials.revoke(worker_id))

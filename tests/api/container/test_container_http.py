@@ -13,7 +13,7 @@ from msgspec import Struct
 from tests.support.rows import every
 
 from penstock.api.container.facade import ContainerFacade, WorkerHealth, WorkerInfo
-from penstock.api.container.server import TELLING, http_options, operations
+from penstock.api.container.server import INFO, http_options, operations
 from penstock.api.container.views import JobRecord, JobSummary
 from penstock.api.openapi import document
 from penstock.api.operation import Operation
@@ -22,7 +22,7 @@ from penstock.workloads.container.config import WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 OPERATIONS = operations(cast("ContainerFacade", None))
-DOCUMENT: dict[str, Any] = json.loads(msgspec.json.encode(document(OPERATIONS, TELLING)))
+DOCUMENT: dict[str, Any] = json.loads(msgspec.json.encode(document(OPERATIONS, INFO)))
 
 
 def test_names_of_operations_are_unique() -> None:

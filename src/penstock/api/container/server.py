@@ -15,7 +15,7 @@ from penstock.api.container import artifacts, jobs, logs, worker
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.views import Failure, problem_reply
 from penstock.api.cors import Cors
-from penstock.api.openapi import Telling, document
+from penstock.api.openapi import OpenApiInfo, document
 from penstock.api.operation import Operation
 from penstock.api.options import HttpOptions
 from penstock.api.page import page
@@ -31,7 +31,7 @@ A worker that runs jobs in containers. Where it has a token, everything but `/he
 `Authorization: Bearer <token>`. Every answer is JSON, errors too: `error.code` is for programs, \
 `error.message` for people. Times are ISO 8601, UTC. Keys may be added to answers at any time."""
 
-TELLING = Telling(
+INFO = OpenApiInfo(
     title="Penstock container worker",
     about=ABOUT,
     tags={"jobs": "Jobs"},
@@ -104,11 +104,11 @@ def api_spec(facade: ContainerFacade, config: WorkerConfig) -> ApiSpec:
 
     @cache
     def openapi() -> bytes:
-        return encode(document(table, TELLING))
+        return encode(document(table, INFO))
 
     @cache
     def docs() -> bytes:
-        return page(document(table, TELLING)).encode()
+        return page(document(table, INFO)).encode()
 
     origins = frozenset(origin.lower().rstrip("/") for origin in config.cors)
     cors = Cors(origins, may_change=bool(config.token))

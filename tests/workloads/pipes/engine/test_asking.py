@@ -87,8 +87,8 @@ async def hops_shown(api: EngineApi, job_id: str) -> list[tuple[str, str]]:
     job = await api.get(job_id)
     assert job.result is not None
     route = await show._hops(api, job, job.result.result_ptr)
-    dossier = show.Dossier(job, "", [job], [], [], {}, {}, [], "", "", hops=route)
-    facts = list(show._facts(dossier, job.accepted_at))
+    details = show.JobDetails(job, "", [job], [], [], {}, {}, [], "", "", hops=route)
+    facts = list(show._facts(details, job.accepted_at))
     first = next(index for index, (name, _) in enumerate(facts) if name == "hops")
     return facts[first:]
 
