@@ -317,7 +317,7 @@ async def read_resource(api: EngineApi, uri: str) -> tuple[bytes, str]:
         raise TooLarge(
             "uri",
             f"it has {stat.size:,} bytes; at most {_MAX_RESOURCE:,} are sent",
-            hint=f"'penstock result {job_id}' and 'penstock artifacts {job_id}' have no limit",
+            hint=f"'penstock result {job_id}' and 'penstock job artifacts {job_id}' have no limit",
         )
     media_type = stat.media_type
     if name is not None and job.result is not None:

@@ -303,9 +303,7 @@ def _traffic(figures: Figures) -> Iterator[Metric]:
 
 async def metrics(call: Call) -> Reply:
     if call.caller.tenant is not None:
-        raise NotPermitted(
-            "these figures are of the whole engine", hint="use a key that has no tenant"
-        )
+        raise NotPermitted("metrics cover all tenants", hint="use a key that has no tenant")
     events = call.services.events
     figures = await Figures.of(
         call.api, call.services.traffic, streams=events.open, events=events.told

@@ -41,7 +41,7 @@ async def put_schedule(call: Call) -> Reply:
     given = await call.json(ScheduleBody, parsed_depth=2)
     for field in ("job_id", "idempotency_key", "tenant", "run_at", "deadline"):
         if getattr(given.job, field):
-            raise InvalidRequest(f"job.{field}", "can't be set for a job that comes again")
+            raise InvalidRequest(f"job.{field}", "can't be set for a scheduled job")
     request = await request_of(call, given.job, "job.")
     schedule = Schedule(
         name=call.params["name"],

@@ -28,7 +28,7 @@ from penstock.ports.engine_api import EngineApi
 
 _optional = click.argument("jobs", nargs=-1, metavar="[JOB...]")
 _required = click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-_WHICH = "say which jobs: their ids, or filters, or --all"
+_WHICH = "no jobs selected: give ids, filters or --all"
 
 
 def _each_job(

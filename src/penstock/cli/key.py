@@ -119,7 +119,7 @@ def show(engine: EngineRef, key_id: str, form: Form) -> None:
         one for one in engine.ask(lambda api: api.keys.list()) if key_id in (one.key_id, one.name)
     ]
     if not found:
-        raise NotFound(f"no key {key_id!r}", hint="'penstock key list' lists the keys there are")
+        raise NotFound(f"no key {key_id!r}", hint="'penstock key list' lists them")
     one, now = found[-1], time.time()
     print_one(form, one, one.key_id, lambda: [f"key {one.key_id}", row_facts(key_row(one, now))])
 

@@ -50,7 +50,7 @@ def create(
     Without --per all jobs that match share it.
     """
     if all(said[one] is None for one in ("concurrency", "rate", "max_waiting")):
-        raise click.UsageError("say what is limited: --concurrency, --rate or --max-waiting")
+        raise click.UsageError("nothing is limited: give --concurrency, --rate or --max-waiting")
     made = Limit(name=name, labels=dict(label), **said)
     view = engine.ask(lambda api: api.limits.put(made))
     print_done(json, view, f"{name}: {_terms(view.limit)}")
@@ -76,7 +76,7 @@ def show(engine: EngineRef, name: str, form: Form) -> None:
     """Show a limit and its usage."""
     found = [one for one in engine.ask(lambda api: api.limits.list()) if one.limit.name == name]
     if not found:
-        raise NotFound(f"no limit {name!r}", hint="'penstock limit list' lists those there are")
+        raise NotFound(f"no limit {name!r}", hint="'penstock limit list' lists them")
     _print(form, found, "")
 
 

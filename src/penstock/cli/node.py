@@ -92,7 +92,7 @@ def status(
     many copies of each layer there are. With --json it prints what GET /v1/pipes gives.
     """
     if watch and (json or not sys.stdout.isatty()):
-        raise click.UsageError("--watch draws on a terminal: without one, ask again and again")
+        raise click.UsageError("--watch needs a terminal")
     settings = engine.settings(node__key=key)
     with contextlib.suppress(KeyboardInterrupt):
         run(_status(engine, settings, join, max(0.1, interval) if watch else None, json))

@@ -90,7 +90,7 @@ def node_settings(engine: EngineRef, said: dict[str, Any]) -> Settings:
         **settings_of(said),
     )
     if not settings.node.model:
-        raise click.UsageError("say which model to hold layers of, with --model")
+        raise click.UsageError("no model: give --model")
     if settings.node.join:
         check_key(settings)
     return settings

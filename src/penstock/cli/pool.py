@@ -113,7 +113,7 @@ def drain(engine: EngineRef, name: str, wait_timeout: float | None, json: bool) 
         view = engine.ask(drained)
     except KeyboardInterrupt:
         resuming = engine.command(f"pool resume {name}")
-        warn(f"{name} stays paused", f"'{resuming}' lets it go on")
+        warn(f"{name} stays paused", f"'{resuming}' resumes it")
         return Exit.INTERRUPTED
     held = f"still holds {plural(view.held, 'job')}" if view.held else "holds nothing"
     print_done(json, view, f"{name} is paused and {held}")

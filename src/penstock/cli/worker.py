@@ -127,7 +127,7 @@ def start(
     settings = engine.settings(**said)
     models = settings.models.serve or settings.node.model
     if not (app or settings.pipelines or settings.containers.engine or models):
-        raise click.UsageError("say what to serve, with --app, --pipeline, --containers or --model")
+        raise click.UsageError("nothing to serve: give --app, --pipeline, --containers or --model")
     application = load_app(app) if app else App()
     log_to_stderr(verbose=verbose)
     remote, nats = None, None

@@ -146,7 +146,7 @@ def _method(name: str, declared: Method) -> Callable[..., Any]:
 async def _refuse(self: _Part, *args: Any, **kwargs: Any) -> NoReturn:
     """Files and batches have OpenAI's HTTP API, and OpenAI's clients."""
     raise Unavailable(
-        "over HTTP, files and batches are asked for as OpenAI's API has them",
+        "files and batches are not available through this HTTP client",
         hint="use the openai package with the engine's URL and /v1, or the engine's socket",
     )
 

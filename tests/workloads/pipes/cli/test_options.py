@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        ("start", 2, "say which model to hold layers of, with --model"),
+        ("start", 2, "no model: give --model"),
         ("start --model nowhere", 3, "nowhere"),
         ("start --model ./nowhere.gguf", 2, "there is no file or folder nowhere.gguf"),
         ("start --model x --layers 5-2", 2, "'5-2' is the wrong way round: write 2-5"),
