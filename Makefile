@@ -75,7 +75,7 @@ coverage: .venv/.installed-test-all ## the tests, and which lines they reach
 
 bench: .venv/.installed-bench $(MODEL) ## side by side with other engines; prints ratios
 	$(BIN)/python benchmarks/engine.py $(ARGS)
-	$(BIN)/python benchmarks/http.py $(HTTP_ARGS)
+	$(BIN)/python benchmarks/http_api.py $(HTTP_ARGS)
 	$(BIN)/python benchmarks/pipeline.py $(PIPELINE_ARGS)
 	$(BIN)/python benchmarks/container.py $(CONTAINER_ARGS)
 	$(BIN)/python benchmarks/spool.py $(SPOOL_ARGS)

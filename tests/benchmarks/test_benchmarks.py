@@ -76,7 +76,7 @@ def over_http(tmp_path_factory):
     page.write_text(PAGE)
     where = ["--json", str(figures), "--write", str(page), "--folder", str(folder)]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "http.py"), "--tiny", *where],
+        [sys.executable, str(ROOT / "benchmarks" / "http_api.py"), "--tiny", *where],
         capture_output=True,
         text=True,
         timeout=170,
@@ -88,7 +88,7 @@ def over_http(tmp_path_factory):
 @pytest.mark.timeout(180)
 def test_over_http_it_prints_every_table_and_renews_a_page(over_http):
     printed, page, _ = over_http
-    assert "`python benchmarks/http.py --tiny`" in printed
+    assert "`python benchmarks/http_api.py --tiny`" in printed
     for row in ("| submit, durable ", "| batch 20 ", "| all, deep ", "| 3 readers, "):
         assert row in printed
     assert page == PAGE.replace("old", f"\n{printed}")
@@ -102,22 +102,6 @@ def test_over_http_it_finds_out_every_figure(over_http):
     assert len(one_by_one) == 4
     assert all(found["rate"] > 0 and found["cpu_us"] > 0 for found in one_by_one)
     assert set(results) >= {"bulk over HTTP", "bulk in process", "reading", "events"}
-
-
-def test_its_name_does_not_hide_the_standard_library():
-    """A script called http.py lies on the path of all that runs beside it."""
-    code = "import http.client, json, os; print(os.path.dirname(json.__file__)); "
-    code += "print(os.path.dirname(os.path.dirname(http.client.__file__)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT / "benchmarks",
-        capture_output=True,
-        text=True,
-        timeout=55,
-    )
-    assert done.returncode == 0, done.stderr
-    json_folder, http_parent = done.stdout.splitlines()
-    assert Path(json_folder).parent == Path(http_parent)
 
 
 @pytest.mark.timeout(180)

@@ -1,9 +1,12 @@
-"""The benchmark's command: choose, measure, report."""
+"""Penstock's HTTP API, side by side with what is possible at best, on one machine in one run.
+
+`python benchmarks/http_api.py --help`; what is measured and how: benchmarks/README.md.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,53 @@ from harness import Benchmark, Figures, Run, medians, tell
 from run import MeasurementFailed, measure, scratch
 from side import PENSTOCK as OURS
 from web import tables
-from web.plan import CONNECTIONS, QUICK, TINY, Plan
 from web.served import BARE, PENSTOCK, PLAIN
 
 Results = dict[str, Figures]
 """Figures by experiment."""
+CONNECTIONS = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of a run."""
+
+    seconds: float = 3.0
+    """How long each kind of submission is watched."""
+    sizes: tuple[int, ...] = (100, 1000)
+    """Jobs in a batch."""
+    lines: int = 2000
+    """Jobs in a stream."""
+    stored: tuple[int, ...] = (1_000, 100_000, 1_000_000)
+    read_seconds: float = 1.5
+    """How long each request is repeated on each store."""
+    readers: tuple[int, ...] = (1, 100, 1000)
+    rates: tuple[float, ...] = (200.0, 100.0, 20.0)
+    """Events a second with so many readers: what the readers' own process can keep up with."""
+    event_seconds: float = 4.0
+    repeats: int = 2
+
+
+QUICK = Plan(
+    seconds=1.0,
+    stored=(1_000, 10_000, 100_000),
+    read_seconds=0.3,
+    event_seconds=2.0,
+    repeats=1,
+)
+
+TINY = Plan(
+    seconds=0.2,
+    sizes=(10, 20),
+    lines=30,
+    stored=(1000, 2000),
+    read_seconds=0.05,
+    readers=(1, 3),
+    rates=(20.0, 20.0),
+    event_seconds=0.5,
+    repeats=1,
+)
+"""Says nothing about speed: for the test that it runs."""
 
 
 def measure_all(run: Run) -> Results | None:
@@ -95,7 +140,7 @@ MEASURED = {"requests": requests, "bulk": bulk, "reading": reading, "events": ev
 
 
 BENCHMARK = Benchmark(
-    "http.py",
+    "http_api.py",
     "Penstock's HTTP API beside what is possible.",
     tuple(MEASURED),
     tables.page,
@@ -103,5 +148,5 @@ BENCHMARK = Benchmark(
 )
 
 
-def main() -> int:
-    return BENCHMARK.main(measure_all)
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main(measure_all))
