@@ -16,7 +16,7 @@ from penstock.api.openapi import document
 from penstock.api.operation import REST, Operation
 from penstock.api.operations import OPERATIONS
 from penstock.api.submit import Submission
-from penstock.api.views import job_json
+from penstock.api.table import job_json
 from penstock.core.job import JobRequest
 from penstock.lifecycles.canonical import JobState
 from penstock.testing.samples import a_job

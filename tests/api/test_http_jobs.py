@@ -243,7 +243,7 @@ async def test_the_pages_of_a_workflow_follow_its_steps(tmp_path: Path) -> None:
 async def test_a_workflow_that_is_too_long_for_its_pages_says_so_and_can_be_read_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.selection._FARTHEST", 4)
+    monkeypatch.setattr("penstock.api.jobs._FARTHEST", 4)
     async with house(tmp_path) as one:
         for step in range(9):
             await one.submit("job.text.slow", job_id=f"s{step}", workflow_id="w", step_index=step)

@@ -13,8 +13,7 @@ from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Refused
 from penstock.api.ranges import download, part_of
 from penstock.api.reply import NO_STORE, NOTHING, AnyReply, Headers, Reply, json_reply
-from penstock.api.table import bound
-from penstock.api.views import Seconds
+from penstock.api.table import Seconds, bound
 from penstock.core.artifact import Artifact
 from penstock.core.errors import (
     InvalidRequest,

@@ -12,8 +12,7 @@ from penstock.api.monitor import Gone
 from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Problem, problem_of
 from penstock.api.reply import NO_STORE, Reply, StreamReply, encode
-from penstock.api.table import bound
-from penstock.api.views import job_json, list_json, located
+from penstock.api.table import bound, job_json, list_json, located
 from penstock.core.errors import Conflict, InvalidRequest, PenstockError
 from penstock.core.job import (
     NO_RETRY,

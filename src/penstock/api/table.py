@@ -6,19 +6,18 @@ operations whose HTTP shape differs from that of the method.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, Struct, defstruct
+from msgspec import Meta, Raw, Struct, defstruct
 
 from penstock.api.operation import ANY, Handler, Operation, Pace
-from penstock.api.reply import JSON_HEADERS, NOTHING, Reply, encode
-from penstock.api.views import VIEWS, located
+from penstock.api.reply import JSON_HEADERS, NOTHING, Headers, Reply, encode
 from penstock.core.job import Job
-from penstock.ports.engine_api import EngineApi
+from penstock.ports.engine_api import Cancellation, Ended, EngineApi
 from penstock.ports.operations import (
     Binding,
     Method,
@@ -30,10 +29,44 @@ from penstock.ports.operations import (
     position,
 )
 from penstock.workloads.llm.batches import Batches
-from penstock.workloads.pipeline.interface import Pipelines
+from penstock.workloads.pipeline.interface import ItemView, Pipelines, item_view
+from penstock.workloads.pipeline.records import ItemRecord
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
+
+Seconds = Annotated[float, Meta(ge=0, le=60.0)]
+"""How long one request may wait."""
+_PAGES = b',"pages":'
+
+
+def job_json(job: Job) -> bytes:
+    # An id has no character that JSON would want escaped (penstock.core.check). Its journal
+    # pages, the last field, are the engine's own business.
+    body = encode(job)
+    return b'{"job_id":"%b",%b}' % (job.request.job_id.encode(), body[1 : body.rindex(_PAGES)])
+
+
+def raw(job: Job) -> Raw:
+    """For an answer that has a job within it."""
+    return Raw(job_json(job))
+
+
+def list_json(jobs: Iterable[Job]) -> bytes:
+    return b"[%b]" % b",".join([job_json(job) for job in jobs])
+
+
+def located(job: Job) -> Headers:
+    return (*JSON_HEADERS, (b"location", b"/v1/jobs/" + job.request.job_id.encode()))
+
+
+VIEWS: dict[type, tuple[type, Callable[[Any], Any]]] = {
+    Job: (Job, raw),
+    Cancellation: (Cancellation, lambda one: {"job": raw(one.job), "ended": one.ended}),
+    Ended: (Ended, lambda one: {"job_id": one.job_id, "job": raw(one.job)}),
+    ItemRecord: (ItemView, item_view),
+}
+"""By the type of a record: the type that the OpenAPI document shows, and what makes the JSON."""
 
 
 class Row(Struct, frozen=True):
