@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("up --model x --connect unix:/x", 2, "--connect can't be used here"),
         ("prepare nowhere folder", 3, "nowhere"),
         ("prepare x .", 2, "FOLDER: . is there already"),
-        ("status --watch", 2, "--watch draws on a terminal"),
+        ("status --watch", 2, "--watch needs a terminal"),
         ("status", 8, "no node and no engine of"),
         ("status --join host:1", 2, "the network's key is not known in"),
         ("start --model x --join host:1", 2, "the network's key is not known in"),
