@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import shutil
@@ -63,7 +64,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_split: tuple[float, ...] = ()
     projector_gpu: bool = True
     waiting: int = 0
-    """Answers that wait inside of the engine, so that a slot never does."""
+    """Answers that wait inside of the engine, so that no slot is empty when others end."""
 
 
 def plan_of(spec: EngineSpec, socket: str, key: str) -> dict[str, Any]:
@@ -288,6 +289,7 @@ def resident(pid: int) -> int:
 # -- availability ---------------------------------------------------------------------------
 
 
+@functools.cache  # reading a package's metadata takes milliseconds, and every answer names it
 def engine_version() -> str:
     """As `xllamacpp 2026.10.11549`. Raises LlmFailure if it is not installed. Whether it can be
     loaded is seen when a model is: that is done in a process of its own."""

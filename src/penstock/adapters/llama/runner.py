@@ -195,7 +195,7 @@ def _spec(
         gpu_layers=config.gpu_layers,
         tensor_split=config.tensor_split,
         projector_gpu=config.projector_gpu,
-        waiting=max(1, size.slots // 4),
+        waiting=size.slots,
     )
 
 
