@@ -9,7 +9,7 @@ an event; browsers treat it so, too.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -286,7 +286,7 @@ class EventStreams:
         end: Callable[[], Awaitable[bytes]] | None = None,
     ) -> AsyncGenerator[bytes, None]:
         with self._opened():
-            async with aclosing(_with_pauses(items, self._heartbeat)) as paused:
+            async with aclosing(with_pauses(items, self._heartbeat)) as paused:
                 yield opening(place, self._retry)
                 async for item in paused:
                     if item is None:
@@ -330,27 +330,46 @@ class Pulse:
         return True
 
 
-async def _with_pauses(items: AsyncIterator[T], pause: float) -> AsyncGenerator[T | None, None]:
-    """The items, with a None whenever a keep-alive is due."""
-    waiting: asyncio.Task[T] | None = None
+_AHEAD = 64
+"""Items that are read before the reader of a stream takes them."""
+
+
+async def with_pauses(items: AsyncIterator[T], pause: float) -> AsyncGenerator[T | None, None]:
+    """The items, with a None whenever a keep-alive is due. Closes `items`."""
+    ahead: deque[T] = deque()
+    news, room = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        try:
+            async for item in items:
+                ahead.append(item)
+                news.set()
+                if len(ahead) >= _AHEAD:
+                    room.clear()
+                    await room.wait()
+        finally:
+            await _end(items)
+
+    call_later = asyncio.get_running_loop().call_later
+    reading = asyncio.create_task(read())
+    reading.add_done_callback(lambda _: news.set())
     try:
         while True:
-            waiting = waiting or asyncio.create_task(_one(items))
-            await asyncio.wait({waiting}, timeout=pause)
-            if not waiting.done():
-                yield None
-                continue
-            try:
-                item = waiting.result()
-            except StopAsyncIteration:
+            while ahead:
+                yield ahead.popleft()
+            if reading.done():
+                reading.result()
                 return
-            waiting = None
-            yield item
+            room.set()
+            news.clear()
+            timer = call_later(pause, news.set)
+            await news.wait()
+            timer.cancel()
+            if not (ahead or reading.done()):
+                yield None
     finally:
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-        await _end(items)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def _chained(first: T, rest: AsyncIterator[T]) -> AsyncGenerator[T, None]:
@@ -366,10 +385,6 @@ def _run_frame(event: PipelineEvent) -> Written:
     """Progress is not stored, so it has no id to resume after."""
     place = "" if event.id is None else str(event.id)
     return named(event.kind, asdict(event), place), place
-
-
-async def _one(items: AsyncIterator[T]) -> T:
-    return await anext(items)
 
 
 async def _end(items: AsyncIterator[T]) -> None:

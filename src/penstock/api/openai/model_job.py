@@ -71,16 +71,14 @@ class ModelJob:
         """What the model says while it says it, until the job has ended."""
         job_id = self._job.job_id
         async with aclosing(self._api.follow(job_id, None)) as updates:  # type: ignore[type-var]
-            while True:
-                try:
-                    async with asyncio.timeout_at(self._until):
-                        update = await anext(updates)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    raise WaitTimedOut(f"job {job_id} did not end in time") from None
+            async for update in updates:
                 if isinstance(update, Streamed):
                     yield (job_id, update.attempt), self._piece(update.text)
+
+    def check_deadline(self) -> None:
+        """Raises WaitTimedOut."""
+        if asyncio.get_running_loop().time() > self._until:
+            raise WaitTimedOut(f"job {self._job.job_id} did not end in time")
 
     def _piece(self, text: str) -> Delta:
         try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
@@ -27,10 +26,10 @@ from penstock.api.openai.model_job import ModelJob
 from penstock.api.openai.requests import ChatBody, CompletionBody, Generating
 from penstock.api.openai.splice import StreamSplice
 from penstock.api.reply import EVENT_STREAM, Headers, encode
+from penstock.api.stream import with_pauses
 from penstock.core.errors import PenstockError
 from penstock.workloads.llm.values import Choice, Delta, LlmResult, ToolDelta
 
-T = TypeVar("T")
 COMMENT = b": waiting\n\n"
 """A server-sent event that clients skip."""
 
@@ -61,11 +60,9 @@ async def stream(
     raised and can have a status; a later one is part of the stream, and its end."""
     heard, begun = StreamSplice(), False
     try:
-        async with (
-            aclosing(job.pieces()) as source,
-            aclosing(with_heartbeat(source, heartbeat)) as pieces,
-        ):
+        async with aclosing(with_pauses(job.pieces(), heartbeat)) as pieces:
             async for update in pieces:
+                job.check_deadline()
                 if not begun:
                     begun = True
                     yield b""
@@ -88,32 +85,6 @@ async def stream(
         yield writer.fail(error)
     finally:
         await job.leave()
-
-
-async def with_heartbeat(
-    source: AsyncGenerator[T, None], every: float
-) -> AsyncGenerator[T | None, None]:
-    """What `source` yields, and None after each silence of so many seconds."""
-    following: asyncio.Task[T] | None = None
-    try:
-        while True:
-            if following is None:
-                following = asyncio.ensure_future(anext(source))
-            done, _ = await asyncio.wait((following,), timeout=every)
-            if not done:
-                yield None
-                continue
-            try:
-                item = following.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                following = None
-            yield item
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
 
 
 # -- OpenAI's chunks ----------------------------------------------------------------
