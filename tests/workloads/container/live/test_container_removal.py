@@ -106,7 +106,7 @@ async def test_a_removal_that_is_given_up_still_knows_its_launcher(
         await first_output(await lab.begin(plan))
         ending = asyncio.Event()
 
-        async def never(_: int) -> None:
+        async def never(_: int, *, alone: bool) -> None:
             ending.set()
             await asyncio.Event().wait()
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import secrets
 import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -34,7 +35,6 @@ from penstock.workloads.container.engines.oci.folder import (
     ContainerWatcher,
     FolderWatcher,
     RunFolder,
-    Trash,
     children_of,
     end_group,
     end_process,
@@ -54,24 +54,67 @@ _REMOVAL = 5.0
 """Seconds after which something that can't be removed is told."""
 
 
+log = logging.getLogger(__name__)
+
+
+class Container:
+    """What this worker has open of a container."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.watcher: ContainerWatcher | None = None
+        self.attached: list[AttachedStreams] = []
+        self.ends: Streams | None = None
+        """The container's ends of its streams, until the launcher has them: as long as somebody
+        may write, a reader does not take silence for the end."""
+        self.spawned: asyncio.Future[int] | None = None
+        """The PID of its launcher, if this worker started it."""
+        self.removal = asyncio.Lock()
+        """Whoever comes second finds nothing to do."""
+
+    def open_ends(self, *, stdin: bool) -> int | None:
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        writers = (self.folder.open_stream(stream, os.O_RDWR) for stream in STREAMS)
+        self.ends = Streams(read, *writers)
+        if stdin:
+            return write
+        os.close(write)
+        return None
+
+    def close_ends(self) -> None:
+        ends, self.ends = self.ends, None
+        if ends is not None:
+            for fd in (ends.stdin, ends.stdout, ends.stderr):
+                os.close(fd)
+
+    def close_streams(self) -> None:
+        for attached in self.attached:
+            attached.close()
+        self.attached.clear()
+
+    def close(self) -> None:
+        """The container goes on."""
+        self.close_streams()
+        self.close_ends()
+        if self.watcher is not None:
+            self.watcher.close()
+
+
 class Containers:
     """Of one machine, below `root`."""
 
     def __init__(self, root: Path, machine: OciMachine) -> None:
-        self._live = live_folder(root)
+        live = live_folder(root)
+        self._run = live / "run"
+        self._state = live / "state"
         self._layers = root / "layers"
         """On disk, unlike the rest: a container may write as much there as it likes."""
         self._machine = machine
         self._cgroups = machine.cgroups
         self._watch = FolderWatcher()
-        self._watchers: dict[str, ContainerWatcher] = {}
-        self._attached: dict[str, list[AttachedStreams]] = {}
-        self._ends: dict[str, Streams] = {}
-        self._spawned: dict[str, asyncio.Future[int]] = {}
-        self._removals: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """One at a time for each name: whoever comes second finds nothing to do."""
-        self.trash = Trash(self._live / "gone")
-        for folder in (self._live / "run", self._layers):
+        self._known: dict[str, Container] = {}
+        for folder in (self._run, self._state, self._layers):
             folder.mkdir(exist_ok=True, mode=0o700)
 
     # -- beginning --------------------------------------------------------------
@@ -79,7 +122,7 @@ class Containers:
     def make(self, runtime: Runtime, spec: ContainerSpec, process: Process, rootfs: Path) -> None:
         """Raises EngineError, and then nothing is left."""
         spec = runtime.fit(spec)
-        folder = self._folder(spec.name)
+        folder = RunFolder(self._run / spec.name)
         layer = self._layers / spec.name if needs_layer(spec, rootfs) else None
         place = layer / "rootfs" if layer else rootfs
         config = bundle(spec, process, place, self._machine.options(runtime))
@@ -100,6 +143,7 @@ class Containers:
                 created=time.time(),
             )
             folder.fill(spec.user, manifest, msgspec.json.encode(config))
+            self._known[spec.name] = Container(folder)
         except BaseException as error:
             self._cgroups.remove(spec.name)
             with contextlib.suppress(OSError):  # the sweep tries again
@@ -109,65 +153,56 @@ class Containers:
             raise
 
     def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
-        folder, _ = self._there(name)
-        fresh = folder.launcher is None and name not in self._ends and name not in self._spawned
-        writer = self._open_ends(folder, stdin=stdin) if fresh else None
-        attached = AttachedStreams(folder, writer)
-        self._attached.setdefault(name, []).append(attached)
+        one, _ = self._there(name)
+        fresh = one.folder.launcher is None and one.ends is None and one.spawned is None
+        writer = one.open_ends(stdin=stdin) if fresh else None
+        attached = AttachedStreams(one.folder, writer)
+        one.attached.append(attached)
         return attached
-
-    def _open_ends(self, folder: RunFolder, *, stdin: bool) -> int | None:
-        """The container's ends of its streams, until the launcher has them: as long as somebody
-        may write, a reader does not take silence for the end."""
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        writers = (folder.open_stream(stream, os.O_RDWR) for stream in STREAMS)
-        self._ends[folder.name] = Streams(read, *writers)
-        if stdin:
-            return write
-        os.close(write)
-        return None
 
     async def start(self, name: str) -> None:
         """Until it runs. Raises CommandNotFound, CommandNotRunnable, EngineError."""
-        folder, manifest = self._there(name)
-        if folder.launcher is not None or name in self._spawned:
+        one, manifest = self._there(name)
+        if one.folder.launcher is not None or one.spawned is not None:
             raise EngineError(f"The container {name!r} was started before.")
-        watcher = self._watcher(folder)
+        watcher = self._watcher(one)
         try:
             # Whoever cancels this does not cancel the spawn: its files are in use.
-            await asyncio.shield(self._spawn(folder, manifest))
+            await asyncio.shield(self._spawn(one, watcher, manifest))
         except OSError as error:
             raise EngineError(f"The runtime can't be started: {error}.") from error
         await watcher.begun.wait()
-        if folder.pid is None and folder.status is not None:
-            raise _not_started(folder)
+        if one.folder.pid is None and one.folder.status is not None:
+            raise _not_started(one.folder)
 
-    def _spawn(self, folder: RunFolder, manifest: ContainerManifest) -> asyncio.Future[int]:
-        if folder.name not in self._ends:
-            self._open_ends(folder, stdin=False)
-        runtime = self._machine.choose(manifest.runtime)
-        state = self._state(runtime.name)
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        spawning = self._machine.launch(runtime).spawn(
-            folder.path,
+    def _spawn(
+        self, one: Container, watcher: ContainerWatcher, manifest: ContainerManifest
+    ) -> asyncio.Future[int]:
+        if one.ends is None:
+            one.open_ends(stdin=False)
+        assert one.ends is not None
+        runtime, path = self._machine.choose(manifest.runtime), one.folder.path
+        state = f"{self._state}/{runtime.name}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(state, 0o700)
+        one.spawned = self._machine.launch(runtime).spawn(
+            path,
             manifest.groups,
-            layered(manifest.layer, runtime.run(state, folder.path, folder.name)),
-            self._ends[folder.name],
+            layered(manifest.layer, runtime.run(state, path, path.name)),
+            one.ends,
         )
-        self._spawned[folder.name] = spawning
-        spawning.add_done_callback(lambda _: self._close_ends(folder.name))
-        spawning.add_done_callback(self._watcher(folder).follow)
-        return spawning
+        one.spawned.add_done_callback(lambda _: one.close_ends())
+        one.spawned.add_done_callback(watcher.follow)
+        return one.spawned
 
     # -- watching ---------------------------------------------------------------
 
     async def wait(self, name: str) -> ExitStatus:
-        folder, _ = self._there(name)
-        await self._watcher(folder).over.wait()
-        if not folder.path.exists():
+        one, _ = self._there(name)
+        await self._watcher(one).over.wait()
+        if self._known.get(name) is not one:
             raise ContainerNotFound(f"The container {name!r} was removed.")
-        return exit_of(folder, self._cgroups)
+        return exit_of(one.folder, self._cgroups)
 
     def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
         found = []
@@ -181,25 +216,28 @@ class Containers:
         return found
 
     def folders(self) -> list[RunFolder]:
-        return [RunFolder(path) for path in sorted((self._live / "run").iterdir())]
+        names = sorted(name for name in os.listdir(self._run) if not name.startswith("."))
+        return [RunFolder(self._run / name) for name in names]
 
     def clear(self) -> None:
-        """Delete what others did not, and layers of an earlier boot. Raises OSError."""
-        self.trash.clear()
-        for layer in self._layers.iterdir():
-            if not self._folder(layer.name).path.exists():
-                remove_tree(layer)
+        """Delete what others did not, and layers of an earlier boot."""
+        layers = (one for one in self._layers.iterdir() if not (self._run / one.name).exists())
+        for path in (*self._run.glob(".*"), *layers):
+            try:
+                remove_tree(path)
+            except OSError as error:
+                log.warning("files of a container that was removed are still there: %s", error)
 
     # -- ending -----------------------------------------------------------------
 
     async def signal(self, name: str, number: int) -> None:
-        folder = self._folder(name)
+        folder = self._known_as(name).folder
         manifest, fd = folder.manifest(), first_process(folder, self._cgroups)
         if fd is None:
             return
         try:
             if manifest is not None and manifest.runtime == SANDBOX:
-                program, state = self._machine.choose(SANDBOX).path, str(self._state(SANDBOX))
+                program, state = self._machine.choose(SANDBOX).path, f"{self._state}/{SANDBOX}"
                 await output_of(program, "--root", state, "kill", name, str(number))
                 return
             kept = self._machine.init is None and _is_kept_from(folder.pid, number)
@@ -209,11 +247,12 @@ class Containers:
             os.close(fd)
 
     async def kill(self, name: str) -> None:
-        folder = self._folder(name)
-        started = name in self._spawned or folder.launcher is not None
+        one = self._known_as(name)
+        folder = one.folder
+        started = one.spawned is not None or folder.launcher is not None
         if not started or folder.status is not None:
             return
-        watcher = self._watcher(folder)
+        watcher = self._watcher(one)
         await watcher.begun.wait()
         fd = first_process(folder, self._cgroups)
         if fd is not None:
@@ -229,43 +268,52 @@ class Containers:
 
     async def remove(self, name: str) -> None:
         """Whatever fails or dies in it, the next removal goes on where it was."""
-        async with self._removals.setdefault(name, asyncio.Lock()):
-            folder = self._folder(name)
+        one = self._known_as(name)
+        async with one.removal:
             try:
-                if folder.path.exists():
-                    await self._remove(folder)
+                if one.folder.path.exists():
+                    await self._remove(one)
             except OSError as error:
                 raise EngineError(f"The container {name!r} can't be removed: {error}.") from error
+            if self._known.get(name) is one:
+                del self._known[name]
 
-    async def _remove(self, folder: RunFolder) -> None:
-        name = folder.name
-        for attached in self._attached.pop(name, ()):
-            attached.close()
-        await self._end_launcher(folder)
-        self._close_ends(name)
-        await self._empty(folder)
-        if (watcher := self._watchers.pop(name, None)) is not None:
-            watcher.end()
-            watcher.close()
-        for state in (self._live / "state").glob("*"):
-            _delete_state(state, name)
-        self._discard(folder)
+    async def _remove(self, one: Container) -> None:
+        one.close_streams()
+        await self._end_launcher(one)
+        one.close_ends()
+        await self._empty(one.folder)
+        if one.watcher is not None:
+            one.watcher.end()
+            one.watcher.close()
+            one.watcher = None
+        manifest = one.folder.manifest()
+        for runtime in (manifest.runtime,) if manifest else os.listdir(self._state):
+            _delete_state(self._state / runtime, one.folder.name)
+        self._discard(one.folder)
 
     def _discard(self, folder: RunFolder) -> None:
+        """One rename takes it out of `run/`: a container is there with its manifest, or not at
+        all, at whatever moment a worker dies. Raises OSError; `clear` does the rest."""
         remove_tree(self._layers / folder.name)
-        self.trash.discard(folder.path)
+        # The same name may be made and removed again before the first is deleted.
+        away = self._run / f".{folder.name}.{secrets.token_hex(4)}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder.path, away)
+            remove_tree(away)
 
-    async def _end_launcher(self, folder: RunFolder) -> None:
+    async def _end_launcher(self, one: Container) -> None:
         """With it the runtime, which is of its process group."""
-        if (spawned := self._spawned.get(folder.name)) is not None:
-            await asyncio.wait([spawned])
-            if spawned.exception() is None:
-                await end_group(spawned.result())
+        alone = one.folder.status is not None
+        if one.spawned is not None:
+            await asyncio.wait([one.spawned])
+            if one.spawned.exception() is None:
+                await end_group(one.spawned.result(), alone=alone)
             # Not before: a removal that is given up here still knows it the next time.
-            del self._spawned[folder.name]
-        elif (fd := folder.launcher_fd()) is not None:
+            one.spawned = None
+        elif (fd := one.folder.launcher_fd()) is not None:
             try:
-                await end_group(folder.launcher or 0)
+                await end_group(one.folder.launcher or 0, alone=alone)
             finally:
                 os.close(fd)
 
@@ -286,42 +334,31 @@ class Containers:
 
     def close(self) -> None:
         """Let go of everything; containers go on."""
-        for several in self._attached.values():
-            for attached in several:
-                attached.close()
-        self._attached.clear()
-        for name in list(self._ends):
-            self._close_ends(name)
-        for watcher in self._watchers.values():
-            watcher.close()
-        self._watchers.clear()
+        for one in self._known.values():
+            one.close()
+        self._known.clear()
         self._watch.close()
         self._machine.close()
 
     # -- within -----------------------------------------------------------------
 
-    def _folder(self, name: str) -> RunFolder:
-        return RunFolder(self._live / "run" / name)
+    def _known_as(self, name: str) -> Container:
+        one = self._known.get(name) or Container(RunFolder(self._run / name))
+        if one.folder.manifest() is not None:
+            self._known[name] = one
+        return one
 
-    def _state(self, runtime: str) -> Path:
-        return self._live / "state" / runtime
-
-    def _there(self, name: str) -> tuple[RunFolder, ContainerManifest]:
-        folder = self._folder(name)
-        manifest = folder.manifest()
+    def _there(self, name: str) -> tuple[Container, ContainerManifest]:
+        one = self._known_as(name)
+        manifest = one.folder.manifest()
         if manifest is None:
             raise ContainerNotFound(f"There is no container {name!r}.")
-        return folder, manifest
+        return one, manifest
 
-    def _watcher(self, folder: RunFolder) -> ContainerWatcher:
-        if folder.name not in self._watchers:
-            self._watchers[folder.name] = ContainerWatcher(folder, self._cgroups, self._watch)
-        return self._watchers[folder.name]
-
-    def _close_ends(self, name: str) -> None:
-        if (ends := self._ends.pop(name, None)) is not None:
-            for fd in (ends.stdin, ends.stdout, ends.stderr):
-                os.close(fd)
+    def _watcher(self, one: Container) -> ContainerWatcher:
+        if one.watcher is None:
+            one.watcher = ContainerWatcher(one.folder, self._cgroups, self._watch)
+        return one.watcher
 
 
 def needs_layer(spec: ContainerSpec, rootfs: Path) -> bool:

@@ -189,10 +189,7 @@ async def choose_runtime(containers: Containers, machine: OciMachine, root: Path
 async def sweep(containers: Containers) -> None:
     """What a worker left that died while it made or removed a container, or tried a runtime. What
     can't be removed now is there for the next sweep."""
-    try:
-        containers.clear()
-    except OSError as error:
-        log.warning("files of a container that was removed are still there: %s", error)
+    containers.clear()
     for folder in containers.folders():
         unfinished = folder.manifest() is None or folder.name.startswith(_TRIAL)
         if unfinished and folder.age() > _ABANDONED:

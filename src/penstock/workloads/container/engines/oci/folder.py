@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import secrets
 import signal
 import stat
 import struct
@@ -109,10 +108,11 @@ class RunFolder:
         self.path = path
         self.name = path.name
         self._prefix = f"{path}/"
+        self._manifest: ContainerManifest | None = None
 
     def make(self) -> None:
         """Raises FileExistsError if the name is taken."""
-        self.path.mkdir(mode=0o700)
+        os.mkdir(self.path, 0o700)
 
     def fill(self, user: tuple[int, int], manifest: ContainerManifest, config: bytes) -> None:
         """The manifest comes last: a folder without a whole one is no container."""
@@ -120,8 +120,10 @@ class RunFolder:
             # A program may open /dev/stdout again, so the FIFO must be its own.
             os.mkfifo(self._prefix + stream, 0o600)
             os.chown(self._prefix + stream, *user)
-        (self.path / CONFIG).write_bytes(config)
-        (self.path / PLAN).write_bytes(msgspec.json.encode(manifest))
+        for name, data in ((CONFIG, config), (PLAN, msgspec.json.encode(manifest))):
+            with open(self._prefix + name, "xb", buffering=0) as file:
+                file.write(data)
+        self._manifest = manifest
 
     def age(self) -> float:
         """Seconds since something was last made in it."""
@@ -131,10 +133,11 @@ class RunFolder:
             return 0
 
     def manifest(self) -> ContainerManifest | None:
-        try:
-            return _MANIFEST.decode(self._read(PLAN))
-        except (OSError, msgspec.DecodeError):
-            return None
+        """It never changes."""
+        if self._manifest is None:
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                self._manifest = _MANIFEST.decode(self._read(PLAN))
+        return self._manifest
 
     def open_stream(self, stream: str, flags: int) -> int:
         return os.open(self._prefix + stream, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -191,36 +194,6 @@ class RunFolder:
             return os.read(fd, _ENOUGH)
         finally:
             os.close(fd)
-
-
-class Trash:
-    """`gone/`. One rename takes a folder out of `run/`: a container is there with its manifest, or
-    not at all, at whatever moment a worker dies. What is in here is nobody's."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def discard(self, folder: Path) -> None:
-        """Raises OSError; once it is out of its place, `clear` does the rest."""
-        # The same name may be made and removed again before the first is deleted.
-        there = self._place / f"{folder.name}.{secrets.token_hex(4)}"
-        try:
-            os.rename(folder, there)
-        except FileNotFoundError:
-            return
-        remove_tree(there)
-
-    def clear(self) -> None:
-        """Delete what others did not. Raises OSError, after what can be deleted was."""
-        failed: list[OSError] = []
-        for path in sorted(self._place.iterdir()):
-            try:
-                remove_tree(path)
-            except OSError as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
 
 
 # -- when it starts and ends -------------------------------------------------------------------
@@ -404,13 +377,15 @@ async def end_process(fd: int) -> None:
     await process_end(fd, _PATIENCE)
 
 
-async def end_group(leader: int) -> None:
-    """Kill a process group, and wait a while for the end of its leader and what it started."""
+async def end_group(leader: int, *, alone: bool = False) -> None:
+    """Kill a process group, and wait a while for the end of its leader and, unless it is `alone`,
+    of what it started."""
     fds = []
     with contextlib.suppress(ProcessLookupError):
-        # Nobody who has to stop can fork any more, so none is missed.
-        os.killpg(leader, signal.SIGSTOP)
-        for pid in (leader, *children_of(leader)):
+        if not alone:
+            # Nobody who has to stop can fork any more, so none is missed.
+            os.killpg(leader, signal.SIGSTOP)
+        for pid in (leader, *(() if alone else children_of(leader))):
             with contextlib.suppress(ProcessLookupError):
                 fds.append(os.pidfd_open(pid))
         os.killpg(leader, signal.SIGKILL)

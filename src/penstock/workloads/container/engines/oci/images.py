@@ -233,7 +233,8 @@ class ImageStore:
 
     def find(self, reference: str) -> Image:
         """By name (without a tag: `latest`), id, the beginning of an id, or digest."""
-        found = self._id_of(reference)
+        tags = self._tags()
+        found = self._id_of(reference, tags)
         try:
             if found is None:
                 raise FileNotFoundError(reference)
@@ -243,7 +244,7 @@ class ImageStore:
                 f"There is no image {reference!r} here; "
                 "`penstock container image load FILE` brings one in."
             ) from error
-        names = sorted(name for name, kept in self._tags().items() if kept == found)
+        names = sorted(name for name, kept in tags.items() if kept == found)
         return msgspec.structs.replace(
             image,
             tags=tuple(name for name in names if "@" not in name),
@@ -267,7 +268,7 @@ class ImageStore:
         with self._locked():
             image = self.find(reference)
             tags = self._tags()
-            named = self._tag_of(reference)
+            named = _tag_of(reference, tags)
             if named and len(image.tags) > 1:
                 self._write_tags({tag: kept for tag, kept in tags.items() if tag != named})
                 return
@@ -300,22 +301,15 @@ class ImageStore:
         with _flock(self.root / ".lock"):
             yield
 
-    def _id_of(self, reference: str) -> str | None:
+    def _id_of(self, reference: str, tags: Mapping[str, str]) -> str | None:
         if _ID.fullmatch(reference):
             return reference
-        if tag := self._tag_of(reference):
-            return self._tags()[tag]
+        if tag := _tag_of(reference, tags):
+            return tags[tag]
         if match := _HEX.fullmatch(reference):
             found = [one for one in self._ids() if one[7:].startswith(match[1])]
             return found[0] if len(found) == 1 else None
-        return self._tags().get(_digest_name(reference)) if "@" in reference else None
-
-    def _tag_of(self, reference: str) -> str:
-        if not _is_name(reference):
-            return ""
-        tags, name = self._tags(), _full_tag(reference)
-        # Podman calls what was built or imported on a machine localhost/name.
-        return next((each for each in (name, f"localhost/{name}") if each in tags), "")
+        return tags.get(_digest_name(reference)) if "@" in reference else None
 
     def _ids(self) -> Sequence[str]:
         with contextlib.suppress(FileNotFoundError):
@@ -414,6 +408,15 @@ def _digest_name(reference: str) -> str:
     """`name@sha256:…`, without the tag that may stand in it as well."""
     name, _, digest = reference.partition("@")
     return f"{_full_tag(name).rpartition(':')[0]}@{digest}"
+
+
+def _tag_of(reference: str, tags: Mapping[str, str]) -> str:
+    """Its tag among these; empty if it has none."""
+    if not _is_name(reference):
+        return ""
+    # Podman calls what was built or imported on a machine localhost/name.
+    name = _full_tag(reference)
+    return next((each for each in (name, f"localhost/{name}") if each in tags), "")
 
 
 def _is_name(reference: str) -> bool:

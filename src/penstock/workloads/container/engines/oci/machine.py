@@ -47,7 +47,7 @@ class Runtime(Struct, frozen=True):
         """The others remove them, and what they counted, when a container ends."""
         return self.name == "runc"
 
-    def run(self, state: Path, folder: Path, name: str) -> list[str]:
+    def run(self, state: str, folder: Path, name: str) -> list[str]:
         """The command that runs a bundle and ends with the container's exit code."""
         options: tuple[str, ...]
         match self.name:
@@ -58,8 +58,8 @@ class Runtime(Struct, frozen=True):
             case _:
                 options = (*_SANDBOX_OPTIONS, "run")
         log = ("--log", f"{folder}/log", "--log-format", "json")
-        files = ("--bundle", str(folder), "--pid-file", f"{folder}/pid")
-        return [self.path, "--root", str(state), *log, *options, *files, name]
+        files = ("--bundle", f"{folder}", "--pid-file", f"{folder}/pid")
+        return [self.path, "--root", state, *log, *options, *files, name]
 
     def fit(self, spec: ContainerSpec) -> ContainerSpec:
         """The spec with no less than what the runtime itself needs."""
