@@ -18,9 +18,9 @@ QUICK := $(addprefix tests/,core control adapters models api app cli config work
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.installed-demo ## run all kinds of jobs, also through HTTP, and show each one's way
+demo: .venv/.installed-demo ## run all kinds of jobs and show what became of each; OPEN=1 leaves the dashboard open
 	-@test -e $(MODEL) || $(BIN)/penstock model pull smollm2 --models-dir $(dir $(MODEL))
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(if $(OPEN),--open)
 
 docs: .venv/.installed-docs ## build the documentation site into build/site (then: python -m http.server -d build/site)
 	$(BIN)/python -m mkdocs build --strict

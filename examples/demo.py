@@ -1,4 +1,5 @@
 """`make demo`: an engine in this process, real jobs through it, and what became of each.
+With `--open` (`make demo OPEN=1`) the dashboard stays, with a link to it, until Ctrl-C.
 
 Every scenario says how it must end. If one ends otherwise, the demo names it and exits
 with 1. What happens in each is in the folder `scenarios`.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import tempfile
 import time
@@ -32,7 +34,7 @@ PEOPLE: dict[str, tuple[str | None, tuple[str, ...]]] = {
 """Who has a key: for which tenant (None: every one), and with which roles."""
 
 
-async def main(folder: Path, console: Console) -> int:
+async def main(folder: Path, console: Console, *, stays: bool = False) -> int:
     began = time.perf_counter()
     (folder / "rules.toml").write_text(gate.RULES)
     jobs.app.add(staged.pages)
@@ -55,16 +57,29 @@ async def main(folder: Path, console: Console) -> int:
         with console.status("running jobs"):
             played = await asyncio.gather(*(part(list_, stage) for list_ in SECTIONS.values()))
         found = await ps.api.verify()
-    draw(dict(zip(SECTIONS, played, strict=True)), console)
-    console.print(
-        f"verify: {found.jobs} jobs, {found.transitions} log entries,"
-        f" {len(found.mismatches)} records that their log does not explain"
-    )
-    console.print(f"all of it took {time.perf_counter() - began:.1f} s")
-    rows = [row for part in played for row in part]
-    problems = [f"{row.scenario.kind}: {row.problem}" for row in rows if row.problem]
-    problems += [f"verify: job {wrong.job_id}: {wrong.problem}" for wrong in found.mismatches]
-    return report(problems, rows, console)
+        draw(dict(zip(SECTIONS, played, strict=True)), console)
+        console.print(
+            f"verify: {found.jobs} jobs, {found.transitions} log entries,"
+            f" {len(found.mismatches)} records that their log does not explain"
+        )
+        console.print(f"all of it took {time.perf_counter() - began:.1f} s")
+        rows = [row for part in played for row in part]
+        problems = [f"{row.scenario.kind}: {row.problem}" for row in rows if row.problem]
+        problems += [f"verify: job {wrong.job_id}: {wrong.problem}" for wrong in found.mismatches]
+        code = report(problems, rows, console)
+        if stays:
+            await stay(ps, console)
+    return code
+
+
+async def stay(ps: penstock.Client, console: Console) -> None:
+    """Leave the dashboard open until Ctrl-C."""
+    link = await ps.keys.acreate_link()
+    console.print("\nThe dashboard, with all of these jobs; Ctrl-C ends it:")
+    console.print(link.url, style="bold", soft_wrap=True, markup=False)
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, over.set)
+    await over.wait()
 
 
 async def enter(name: str, ps: penstock.Client, stack: AsyncExitStack) -> penstock.Client:
@@ -95,4 +110,5 @@ if __name__ == "__main__":
     logging.getLogger("penstock").setLevel(logging.CRITICAL)
     width = None if sys.stdout.isatty() else WIDTH
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as made:
-        sys.exit(asyncio.run(main(Path(made), Console(width=width))))
+        stays = "--open" in sys.argv[1:]
+        sys.exit(asyncio.run(main(Path(made), Console(width=width), stays=stays)))
