@@ -23,11 +23,10 @@ from penstock.core.errors import (
 )
 from penstock.lifecycles.spool import FOLDERS, Status
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.client.work import Submission, Work
+from penstock.workloads.spool.client.work import MAX_IMAGE, Submission, Work
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
 from penstock.workloads.spool.disk import files
 from penstock.workloads.spool.disk.ids import SpoolIds, order_of
-from penstock.workloads.spool.disk.images import MAX_IMAGE
 from penstock.workloads.spool.disk.meta import read_meta, read_options
 from penstock.workloads.spool.disk.workspace import Workspace
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from penstock.core.errors import Conflict, InvalidRequest, StoreFailed, TooLarge
 from penstock.lifecycles.spool import Status
@@ -25,7 +27,6 @@ from penstock.workloads.spool.disk.files import (
     write_file,
 )
 from penstock.workloads.spool.disk.ids import JobId, SpoolIds, check_job_id
-from penstock.workloads.spool.disk.images import check_image, image_name, read_image
 from penstock.workloads.spool.disk.meta import (
     KIND,
     META,
@@ -45,6 +46,62 @@ MAX_IMAGES = 1000
 _TAG = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
+# -- images -------------------------------------------------------------------------
+
+MAX_IMAGE = 50 << 20
+FIELD = "images"
+_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".webp")
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def media_type(data: bytes) -> str | None:
+    """What the picture is, whatever its name says; None if it is none of those known."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return None
+
+
+def check_image(path: Path) -> None:
+    """InvalidRequest if this file of the client's is no picture that a job can have."""
+    _read(path, 16)
+
+
+def read_image(path: Path) -> bytes:
+    return _read(path, MAX_IMAGE + 1)
+
+
+def image_name(number: int, path: Path) -> str:
+    return f"image_{number:06}{path.suffix}"
+
+
+def _read(path: Path, most: int) -> bytes:
+    if path.suffix.lower() not in _ENDINGS:
+        raise InvalidRequest(FIELD, f"{path} does not end in one of {', '.join(_ENDINGS)}")
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise InvalidRequest(FIELD, f"{path} is not a file")
+            data = file.read(most)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidRequest(FIELD, f"{path} can't be read: {reason.lower()}") from error
+    if max(found.st_size, len(data)) > MAX_IMAGE:
+        raise TooLarge(FIELD, f"{path} has {found.st_size} bytes; {MAX_IMAGE} is the most")
+    if media_type(data) is None:
+        raise InvalidRequest(FIELD, f"{path} is not a JPEG, PNG, GIF or WebP image")
+    return data
+
+
+# -- checks -------------------------------------------------------------------------
+
+
 class Submission(Struct, frozen=True, kw_only=True):
     prompt: str | bytes
     kind: JobKind = JobKind.TEXT
@@ -56,28 +113,18 @@ class Submission(Struct, frozen=True, kw_only=True):
     retry_of: str | None = None
 
 
-class Checked(Struct, frozen=True, kw_only=True):
-    """A submission that can be spooled."""
-
-    prompt: bytes
-    kind: JobKind
-    options: SpoolOptions
-    images: tuple[Path, ...]
-    parent: str
-    tags: tuple[str, ...]
-    retry_of: str
-
-
-def checked(job: Submission) -> Checked:
-    """InvalidRequest, naming what is wrong; TooLarge where something is."""
-    return Checked(
+def checked(job: Submission) -> Submission:
+    """With its prompt as bytes. InvalidRequest names what is wrong; TooLarge if it is too large."""
+    for name in ("parent", "retry_of"):
+        if given := getattr(job, name):
+            check_job_id(given, name)
+    return structs.replace(
+        job,
         prompt=_prompt(job),
         kind=_kind(job),
         options=checked_options(job.options),
         images=_images(job),
-        parent=check_job_id(job.parent, "parent") if job.parent else "",
         tags=_tags(job),
-        retry_of=check_job_id(job.retry_of, "retry_of") if job.retry_of else "",
     )
 
 
@@ -188,7 +235,7 @@ class Work:
         while batch := [checked(job) for job in islice(waiting, group)]:
             yield from self._submit_group(batch)
 
-    def _submit_group(self, jobs: Sequence[Checked]) -> list[JobId]:
+    def _submit_group(self, jobs: Sequence[Submission]) -> list[JobId]:
         staged: list[JobId] = []
         together = self.workspace.sync is Sync.FULL and can_flush_file_systems()
         each = Sync.NONE if together else self.workspace.sync
@@ -205,7 +252,7 @@ class Work:
 
     # -- one job ----------------------------------------------------------------------
 
-    def _stage(self, job: Checked, sync: Sync) -> JobId:
+    def _stage(self, job: Submission, sync: Sync) -> JobId:
         """A folder with everything in it, on the disk, that nobody sees."""
         job_id = self._reserve()
         try:
@@ -234,7 +281,8 @@ class Work:
                 return job_id
             self._forget([job_id])
 
-    def _fill(self, folder: str, job: Checked, sync: Sync) -> None:
+    def _fill(self, folder: str, job: Submission, sync: Sync) -> None:
+        assert isinstance(job.prompt, bytes)
         write_file(folder, PROMPT, job.prompt, sync)
         if job.images:
             self._copy_images(Path(folder, IMAGES), job.images, sync)
@@ -245,9 +293,9 @@ class Work:
         meta = Meta(
             submitted_at=stamp(self._clock.now()),
             mode=job.kind,
-            parent=job.parent,
+            parent=job.parent or "",
             tags=job.tags,
-            retry_of=job.retry_of,
+            retry_of=job.retry_of or "",
         )
         write_file(folder, META, encode_meta(meta), sync)
         fsync_dir(folder, sync)

@@ -147,7 +147,6 @@ class OpenFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path, self.name = path, os.path.basename(path)
-        self._names: frozenset[str] | None = None
         try:
             self._handle = os.open(path, _FOLDER | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -165,10 +164,7 @@ class OpenFolder:
         os.close(self._handle)
 
     def has(self, name: str) -> bool:
-        """Whether it was there when this was asked first."""
-        if self._names is None:
-            self._names = frozenset(os.listdir(self._handle))
-        return name in self._names
+        return exists(name, self._handle)
 
     def look(self, name: str) -> os.stat_result | None:
         """What lies there under this name, itself and not what it points to; None if nothing."""
@@ -187,9 +183,11 @@ class OpenFolder:
                 raise Unfit(name, f"is {_kind(found.st_mode)}, not a file")
             handle = os.open(name, _READ, dir_fd=self._handle)
             try:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                found = os.fstat(handle)
+                if not stat.S_ISREG(found.st_mode):
                     raise Unfit(name, "is not a file")
-                data = _read_all(handle, most + 1)
+                # One byte more than there should be: less than was asked for is the end.
+                data = _read_all(handle, most + 1, min(found.st_size + 1, 1 << 20))
             finally:
                 os.close(handle)
         except FileNotFoundError:
@@ -199,6 +197,25 @@ class OpenFolder:
         if len(data) > most:
             raise Unfit(name, f"is larger than {most} bytes")
         return data
+
+
+def exists(name: str, folder: int | None = None) -> bool:
+    """Whether anything is there, itself and not what it points to; `folder` is an open one."""
+    if _has_quick_access():
+        return os.access(name, os.F_OK, dir_fd=folder, follow_symlinks=False)
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _has_quick_access() -> bool:
+    """Where it is missing, it answers no to everything."""
+    with suppress(NotImplementedError):
+        return os.access(os.sep, os.F_OK, follow_symlinks=False)
+    return False
 
 
 def read_file(folder: Path | OpenFolder, name: str, most: int) -> bytes:
@@ -275,12 +292,12 @@ def _write_all(handle: int, data: bytes) -> None:
         rest = rest[os.write(handle, rest) :]
 
 
-def _read_all(handle: int, most: int) -> bytes:
+def _read_all(handle: int, most: int, piece: int) -> bytes:
     pieces: list[bytes] = []
     while most > 0:
-        asked = min(most, 1 << 20)
+        asked = min(most, piece)
         pieces.append(os.read(handle, asked))
-        if len(pieces[-1]) < asked:  # of a plain file, less than was asked for is its end
+        if len(pieces[-1]) < asked:
             break
         most -= asked
     return b"".join(pieces)

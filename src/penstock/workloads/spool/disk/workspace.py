@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.core.errors import Misconfigured
 from penstock.lifecycles.spool import FOLDERS, Status
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.files import fsync_dir, store_errors
+from penstock.workloads.spool.disk.files import exists, fsync_dir, store_errors
 from penstock.workloads.spool.disk.ids import JobId, check_job_id, is_job_id
 
 FORWARD = (Status.QUEUED, Status.RUNNING, Status.FAILED, Status.DONE)
@@ -34,7 +32,6 @@ class Workspace:
         self.private = self.path / _PRIVATE
         """Ours alone: `servers`, `cancel` and `trash`; the original's tools don't look at it."""
         self._folders = {status: self.path / name for status, name in FOLDERS.items()}
-        self._is_there = _existence()
         self._names = {status: str(folder) for status, folder in self._folders.items()}
 
     def folder(self, status: Status) -> Path:
@@ -104,7 +101,7 @@ class Workspace:
 
     def holds(self, status: Status, job_id: JobId) -> bool:
         """Whether anything lies there under this id, a folder or not."""
-        return self._is_there(self.name(status, job_id))
+        return exists(self.name(status, job_id))
 
     def _make(self, folder: Path) -> None:
         missing = []
@@ -137,13 +134,3 @@ class Workspace:
                 f"{folder} may not be written to by this user",
                 hint="give this user the right, or mount the file system for writing",
             )
-
-
-@cache
-def _existence() -> Callable[[str], bool]:
-    """How to ask whether a name is there, itself and not what it points to. The quick way is not
-    to be had everywhere, and then answers no to everything."""
-    with suppress(NotImplementedError):
-        if os.access(os.sep, os.F_OK, follow_symlinks=False):
-            return lambda path: os.access(path, os.F_OK, follow_symlinks=False)
-    return os.path.lexists

@@ -24,12 +24,11 @@ from penstock.workloads.llm.values import (
     Message,
     TextPart,
 )
-from penstock.workloads.spool.client.work import MAX_IMAGES, MAX_PROMPT
+from penstock.workloads.spool.client.work import MAX_IMAGE, MAX_IMAGES, MAX_PROMPT, media_type
 from penstock.workloads.spool.config import JobKind, SpoolOptions
 from penstock.workloads.spool.disk.closing import RESULT
 from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, read_text
 from penstock.workloads.spool.disk.ids import is_job_id, is_original
-from penstock.workloads.spool.disk.images import MAX_IMAGE, media_type
 from penstock.workloads.spool.disk.meta import Meta, read_kind, read_meta, read_options
 from penstock.workloads.spool.disk.workspace import Workspace
 

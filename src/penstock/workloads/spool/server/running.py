@@ -98,17 +98,8 @@ class Counts(Struct, kw_only=True):
     tokens: int = 0
 
     def add(self, event: JobEvent) -> None:
-        match event.what:
-            case EventKind.CLAIMED:
-                self.claimed += 1
-            case EventKind.DONE:
-                self.done += 1
-            case EventKind.FAILED:
-                self.failed += 1
-            case EventKind.REQUEUED:
-                self.requeued += 1
-            case EventKind.LET_GO:
-                self.let_go += 1
+        name = event.what.name.lower()
+        setattr(self, name, getattr(self, name) + 1)
         self.tokens += event.tokens
 
 
