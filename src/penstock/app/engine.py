@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.api.about import Health
     from penstock.api.options import HttpOptions
     from penstock.api.server import HttpServer
+    from penstock.app.nats import CapPlane
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class Engine:
         """Whether HTTP may take a free port where its own is taken."""
         self._services: list[asyncio.Task[None]] = []
         self._nats: asyncio.Task[None] | None = None
+        self.cap: CapPlane | None = None
         self._local: Worker | None = None
         self._worker: asyncio.Task[None] | None = None
         self._server: LinkServer | None = None
@@ -167,6 +169,8 @@ class Engine:
                 await self._start_listening(token)
             if settings.http.listen:
                 await self._start_http()
+            if settings.cap.enabled:
+                await self._start_cap(token)
             if settings.store:
                 self._join_engines(token)
             self._is_up = True
@@ -303,6 +307,15 @@ class Engine:
         await listener.start()
         self._nats = self._supervise("NATS", listener.run())
 
+    async def _start_cap(self, token: str) -> None:
+        from penstock.app.nats import open_cap
+
+        if not self.settings.bus.url:
+            raise Misconfigured("cap.enabled needs bus.url, the address of a NATS server")
+        self.cap = await open_cap(self.settings, self.parts, self.api, self.state, token)
+        self.store.listen(self.cap.bridge.hear)
+        self._services.append(self._supervise("CAP", self.cap.bridge.run()))
+
     async def _start_http(self) -> None:
         from penstock.api.server import AddressTaken, HttpServer
 
@@ -423,6 +436,8 @@ class Engine:
         finally:
             if nats is not None:
                 await _end(nats)
+            if self.cap is not None and self.cap.pointers is not None:
+                await self.cap.pointers.close()
             if server is not None:
                 await server.close()
 

@@ -149,6 +149,32 @@ class BusSettings(Section, frozen=True, kw_only=True):
     """The file of that certificate's private key (PEM)."""
 
 
+class CapSettings(Section, frozen=True, kw_only=True):
+    """Clients and workers that speak CAP (`cordum.agent.v1`), on the NATS server of `bus.url`."""
+
+    enabled: bool = False
+    """Whether the engine is a control plane for CAP. Without `keys`, whoever may publish on the
+    NATS server may submit jobs for every tenant."""
+    topics: tuple[str, ...] = ()
+    """Topics of workers that never announce themselves; those of jobs that came over CAP are
+    learned."""
+    slots: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    """How many jobs workers that never announce themselves are given at once, in all."""
+    pointers: str = ""
+    """HOST:PORT at which `redis://ctx:` and `redis://res:` are served over the Redis protocol, with
+    the engine's token as password; empty means that others serve them, and the engine passes
+    pointers on unread."""
+    keys: Path | None = None
+    """The folder of public keys (`SENDER_ID.pem`, ECDSA P-256) of everybody who may speak; with it,
+    every packet must be signed."""
+    private_key: Path | None = None
+    """The file of the key (PEM) with which the engine signs its own packets."""
+    sender_id: str = "penstock"
+    """The engine's name on the bus."""
+    max_pending: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    """Jobs of one tenant that may wait to be accepted; more are refused."""
+
+
 class OpenaiSettings(Section, frozen=True, kw_only=True):
     """The OpenAI API, and its files and batches."""
 
@@ -371,6 +397,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     http: HttpSettings = HttpSettings()
     link: LinkSettings = LinkSettings()
     bus: BusSettings = BusSettings()
+    cap: CapSettings = CapSettings()
     openai: OpenaiSettings = OpenaiSettings()
     models: ModelSettings = ModelSettings()
     node: NodeSettings = NodeSettings()

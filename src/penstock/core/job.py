@@ -231,6 +231,7 @@ IN_VAIN = frozenset(
         "TOO_LARGE",
         "OUTPUT_LIMIT",
         "CONSTRAINT_NOT_ENFORCED",
+        "FATAL",
     }
 )
 """Errors that a retry would repeat: not retried unless the policy names them."""

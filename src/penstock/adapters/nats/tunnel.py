@@ -302,7 +302,8 @@ class NatsPulse:
 class Accepted(Protocol):
     """A connection as the engine's link has it."""
 
-    protocol: asyncio.Protocol
+    @property
+    def protocol(self) -> asyncio.Protocol: ...
 
     @property
     def is_authenticated(self) -> bool: ...

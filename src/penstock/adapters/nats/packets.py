@@ -1,0 +1,349 @@
+"""CAP packets (`cordum.agent.v1.BusPacket`): reading, writing, and what they mean here. Pure.
+
+The message types are those of the package `cap-sdk-python`, whose top-level package is `cap`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from cap.packet_boundary import finalize_packet
+from cap.pb.cordum.agent.v1 import alert_pb2, buspacket_pb2, job_pb2
+from cap.validate import validate_bus_packet
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf.message import DecodeError
+
+from penstock.core.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    NotPermitted,
+    PenstockError,
+    TooMany,
+    Unavailable,
+    UnreadablePointer,
+)
+from penstock.core.job import RETRY_REQUESTED, JobRequest, JobResult, Priority
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import JobState
+
+VERSION = 1
+MAX_PACKET = 1 << 20
+"""Bytes."""
+MAX_SKEW = 300.0
+"""Seconds that the time of a signed packet may differ from ours."""
+_REMEMBERED = 100_000
+"""Signed packets by which a repetition is known."""
+
+TRACE, REST = "cap.trace_id", "cap.request"
+"""In `env` of a job that came over CAP: its trace, and the fields that have no other place."""
+_MAX_REST = 3000
+"""Bytes of those fields."""
+CONSTRAINTS = "CAP_CONSTRAINTS"
+"""In `env` of what is sent to a CAP worker: what the safety rules want of it, as JSON."""
+
+VERSION_MISMATCH, MALFORMED, UNKNOWN_PAYLOAD, BAD_SIGNATURE, NO_SIGNATURE = range(100, 105)
+TIMEOUT, EXHAUSTED, DENIED, INVALID, NOT_FOUND, DUPLICATE, NO_WORKER = range(200, 207)
+SAFETY_DENIED = 300
+_SEVERITY = {
+    VERSION_MISMATCH: alert_pb2.ALERT_SEVERITY_ERROR,
+    MALFORMED: alert_pb2.ALERT_SEVERITY_ERROR,
+    UNKNOWN_PAYLOAD: alert_pb2.ALERT_SEVERITY_WARNING,
+    BAD_SIGNATURE: alert_pb2.ALERT_SEVERITY_CRITICAL,
+    NO_SIGNATURE: alert_pb2.ALERT_SEVERITY_CRITICAL,
+}
+PublicKeys = Mapping[str, ec.EllipticCurvePublicKey]
+
+
+class Rejected(Exception):
+    """A packet that is dropped, and the alert that says so."""
+
+    def __init__(self, code: int, message: str, sender: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.sender = code, message, sender
+
+
+class Codec:
+    """Reads and writes packets in the name of one component."""
+
+    def __init__(
+        self,
+        sender_id: str,
+        private_key: ec.EllipticCurvePrivateKey | None = None,
+        public_keys: PublicKeys | None = None,
+    ) -> None:
+        """`public_keys`, by sender: with them, every packet must be signed."""
+        self.sender_id, self._private_key, self._public_keys = sender_id, private_key, public_keys
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def decode(self, data: bytes, now: float) -> buspacket_pb2.BusPacket:
+        """Raises Rejected."""
+        if len(data) > MAX_PACKET:
+            raise Rejected(MALFORMED, f"a packet of {len(data)} bytes (maximum {MAX_PACKET})")
+        packet = buspacket_pb2.BusPacket()
+        try:
+            packet.ParseFromString(data)
+        except (DecodeError, ValueError) as error:
+            raise Rejected(MALFORMED, "a packet that can't be parsed") from error
+        sender = packet.sender_id[:128]
+        if packet.protocol_version != VERSION:
+            said = f"protocol_version {packet.protocol_version} (must be {VERSION})"
+            raise Rejected(VERSION_MISMATCH, said, sender)
+        self._verify(packet, sender, now)
+        if packet.WhichOneof("payload") is None:
+            raise Rejected(UNKNOWN_PAYLOAD, "a packet without a known payload", sender)
+        if problems := validate_bus_packet(packet):
+            first = problems[0]
+            raise Rejected(MALFORMED, f"{first.field} {first.message}", sender)
+        return packet
+
+    def _verify(self, packet: buspacket_pb2.BusPacket, sender: str, now: float) -> None:
+        if self._public_keys is None:
+            return
+        if not packet.signature:
+            raise Rejected(NO_SIGNATURE, "a packet without a signature", sender)
+        key = self._public_keys.get(packet.sender_id)
+        if key is None:
+            raise Rejected(BAD_SIGNATURE, f"no key is known of {sender!r}", sender)
+        unsigned = buspacket_pb2.BusPacket()
+        unsigned.CopyFrom(packet)
+        unsigned.ClearField("signature")
+        body = unsigned.SerializeToString(deterministic=True)
+        try:
+            key.verify(packet.signature, body, ec.ECDSA(hashes.SHA256()))
+        except (InvalidSignature, ValueError, TypeError) as error:
+            raise Rejected(BAD_SIGNATURE, "the signature is wrong", sender) from error
+        if abs(packet.created_at.seconds - now) > MAX_SKEW:
+            said = f"created_at is more than {MAX_SKEW:g} s away from now"
+            raise Rejected(BAD_SIGNATURE, said, sender)
+        digest = hashlib.sha256(body).digest()  # not of the signature: that can be changed
+        if digest in self._seen:
+            raise Rejected(DUPLICATE, "a packet that was received before", sender)
+        self._seen[digest] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def encode(self, trace_id: str, now: float, **payload: Any) -> bytes:
+        """One payload, by its field's name, as `job_request=...`."""
+        packet = buspacket_pb2.BusPacket(
+            trace_id=trace_id or "none",
+            sender_id=self.sender_id,
+            protocol_version=VERSION,
+            **payload,
+        )
+        packet.created_at.FromNanoseconds(int(now * 1e9))
+        signed: bytes = finalize_packet(packet, self._private_key).SerializeToString(
+            deterministic=True
+        )
+        return signed
+
+    def alert(self, rejected: Rejected, now: float) -> bytes:
+        severity = _SEVERITY.get(rejected.code, alert_pb2.ALERT_SEVERITY_WARNING)
+        level = alert_pb2.AlertSeverity.Name(severity).rpartition("_")[2]
+        alert = alert_pb2.SystemAlert(
+            level=level,
+            message=rejected.message,
+            component=self.sender_id,
+            code=str(rejected.code),
+            severity=severity,
+            error_code_enum=rejected.code,
+            source_component=self.sender_id,
+            details={"sender_id": rejected.sender},
+        )
+        return self.encode("alert", now, alert=alert)
+
+
+def code_of(error: PenstockError) -> int:
+    """The CAP code of an error of ours."""
+    match error:
+        case UnreadablePointer() | NotFound():
+            return NOT_FOUND
+        case InvalidRequest():
+            return INVALID
+        case Conflict():
+            return DUPLICATE
+        case NotPermitted():
+            return DENIED
+        case TooMany() | Unavailable():
+            return EXHAUSTED
+    return INVALID
+
+
+# -- jobs ----------------------------------------------------------------------------
+
+_PRIORITIES = {
+    job_pb2.JOB_PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    job_pb2.JOB_PRIORITY_CRITICAL: Priority.CRITICAL,
+}
+_CAP_PRIORITIES = {
+    Priority.INTERACTIVE: job_pb2.JOB_PRIORITY_INTERACTIVE,
+    Priority.BATCH: job_pb2.JOB_PRIORITY_BATCH,
+    Priority.CRITICAL: job_pb2.JOB_PRIORITY_CRITICAL,
+}
+_OURS = (
+    *("job_id", "topic", "priority", "adapter_id", "env", "parent_job_id"),
+    *("workflow_id", "step_index", "tenant_id", "labels"),
+)
+"""Fields that a JobRequest of ours has too."""
+
+
+def request_of(packet: buspacket_pb2.BusPacket, context_ptr: str | None, now: float) -> JobRequest:
+    """The job that a packet asks for. `context_ptr`: the input, if we keep it ourselves.
+
+    Raises InvalidRequest."""
+    asked = packet.job_request
+    rest = job_pb2.JobRequest()
+    rest.CopyFrom(asked)
+    for name in _OURS:
+        rest.ClearField(name)
+    if context_ptr is not None:
+        rest.ClearField("context_ptr")
+    env = {name: value for name, value in asked.env.items() if not name.startswith("cap.")}
+    env[TRACE] = packet.trace_id
+    if kept := rest.SerializeToString(deterministic=True):
+        if len(kept) > _MAX_REST:
+            problem = f"{len(kept)} bytes of meta, hints, budget and pointers"
+            raise InvalidRequest("job_request", f"{problem}; at most {_MAX_REST} are allowed")
+        env[REST] = base64.b64encode(kept).decode()
+    deadline = asked.budget.deadline_ms / 1000
+    return JobRequest(
+        job_id=asked.job_id,
+        topic=asked.topic,
+        priority=_PRIORITIES.get(asked.priority, Priority.BATCH),
+        context_ptr=context_ptr or "",
+        adapter_id=asked.adapter_id or None,
+        env=env,
+        parent_job_id=asked.parent_job_id or None,
+        workflow_id=asked.workflow_id or None,
+        step_index=asked.step_index if asked.workflow_id else None,
+        tenant=asked.tenant_id or asked.meta.tenant_id or "default",
+        labels=dict(asked.labels),
+        idempotency_key=asked.meta.idempotency_key or None,
+        capability=asked.meta.capability or None,
+        risk_tags=tuple(asked.meta.risk_tags),
+        # Milliseconds from its acceptance, or the time itself.
+        deadline=(deadline if deadline > 1e9 else now + deadline) if deadline else None,
+    )
+
+
+def trace_of(request: JobRequest) -> str:
+    return request.env.get(TRACE) or request.job_id
+
+
+def dispatched(
+    request: JobRequest,
+    *,
+    attempt: int,
+    worker_id: str,
+    seconds: float,
+    context_ptr: str,
+    constraints: Constraints | None,
+) -> Any:
+    """The CAP JobRequest for a worker: as its client wrote it, and what the engine adds."""
+    cap = job_pb2.JobRequest()
+    if REST in request.env:
+        cap.ParseFromString(base64.b64decode(request.env[REST]))
+    cap.job_id, cap.topic = request.job_id, request.topic
+    cap.priority = _CAP_PRIORITIES[request.priority]
+    cap.adapter_id = request.adapter_id or ""
+    cap.env.update({k: v for k, v in request.env.items() if not k.startswith("cap.")})
+    cap.parent_job_id = request.parent_job_id or ""
+    cap.workflow_id, cap.step_index = request.workflow_id or "", request.step_index or 0
+    cap.tenant_id = request.tenant
+    cap.labels.update(request.labels)
+    if context_ptr:
+        cap.context_ptr = context_ptr
+    cap.budget.deadline_ms = max(1, int(seconds * 1000))
+    cap.dispatch.dispatch_id = f"{request.job_id}#{attempt}"
+    cap.dispatch.attempt, cap.dispatch.assigned_worker_id = attempt, worker_id
+    if constraints is not None:
+        cap.env[CONSTRAINTS] = json.dumps(msgspec.to_builtins(constraints))
+    return cap
+
+
+_FATAL = "FATAL"
+_STATES = {
+    job_pb2.JOB_STATUS_SUCCEEDED: JobState.SUCCEEDED,
+    job_pb2.JOB_STATUS_CANCELLED: JobState.CANCELLED,
+    job_pb2.JOB_STATUS_TIMEOUT: JobState.TIMEOUT,
+}
+_NOT_ENDED = frozenset(
+    {
+        job_pb2.JOB_STATUS_PENDING,
+        job_pb2.JOB_STATUS_SCHEDULED,
+        job_pb2.JOB_STATUS_DISPATCHED,
+        job_pb2.JOB_STATUS_RUNNING,
+    }
+)
+
+
+def has_ended(result: Any) -> bool:
+    return result.status not in _NOT_ENDED
+
+
+def result_of(cap: Any, *, attempt: int, worker_id: str, result_ptr: str | None) -> JobResult:
+    """What a CAP worker says came of a job."""
+    status = _STATES.get(cap.status, JobState.FAILED)
+    code: str | None = None
+    if status is not JobState.SUCCEEDED:
+        code = cap.error_code or (str(cap.error_code_enum) if cap.error_code_enum else "FAILED")
+        if cap.status == job_pb2.JOB_STATUS_FAILED_RETRYABLE:
+            code = RETRY_REQUESTED
+        elif cap.status == job_pb2.JOB_STATUS_FAILED_FATAL:
+            code = _FATAL
+    return JobResult(
+        job_id=cap.job_id,
+        status=status,
+        result_ptr=result_ptr,
+        worker_id=worker_id,
+        execution_ms=float(cap.execution_ms),
+        error_code=code[:128] if code else None,
+        error_message=cap.error_message[:2000] or None,
+        attempt=attempt,
+    )
+
+
+_CAP_STATES = {
+    JobState.SUCCEEDED: job_pb2.JOB_STATUS_SUCCEEDED,
+    JobState.FAILED: job_pb2.JOB_STATUS_FAILED,
+    JobState.CANCELLED: job_pb2.JOB_STATUS_CANCELLED,
+    JobState.DENIED: job_pb2.JOB_STATUS_DENIED,
+    JobState.TIMEOUT: job_pb2.JOB_STATUS_TIMEOUT,
+}
+_CAP_CODES = {JobState.DENIED: SAFETY_DENIED, JobState.TIMEOUT: TIMEOUT}
+
+
+def ended(job_id: str, state: JobState, sender_id: str, result: JobResult | None, ptr: str) -> Any:
+    """The CAP JobResult that says how a job ended, in our own name."""
+    said = job_pb2.JobResult(
+        job_id=job_id,
+        status=_CAP_STATES[state],
+        worker_id=sender_id,
+        result_ptr=ptr,
+        error_code_enum=_CAP_CODES.get(state, 0),
+    )
+    if result is not None:
+        said.execution_ms = int(result.execution_ms or 0)
+        said.error_code = result.error_code or ""
+        said.error_message = result.error_message or ""
+    return said
+
+
+def refused(job_id: str, sender_id: str, code: int, message: str) -> Any:
+    """The CAP JobResult for a job that was not accepted."""
+    return job_pb2.JobResult(
+        job_id=job_id,
+        status=job_pb2.JOB_STATUS_FAILED,
+        worker_id=sender_id,
+        error_code=job_pb2.ErrorCode.Name(code).removeprefix("ERROR_CODE_"),
+        error_code_enum=code,
+        error_message=message,
+    )
