@@ -8,7 +8,9 @@ that only watches leaves the job alone.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import gc
+import json
 import logging
 import os
 import signal
@@ -20,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 from penstock.cli.exits import Exit
 from penstock.cli.output import harmless, warn
 from penstock.cli.program import DEBUG
+from penstock.config.settings import LogFormat
 from penstock.ports.executor import IN_JOB_LOG, JOB_LOGGER
 
 T = TypeVar("T")
@@ -158,11 +161,33 @@ class LogLines(logging.Formatter):
         return text
 
 
-def log_to_stderr(*, verbose: bool = False) -> None:
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger and message, for a job's line its id and that of
+    its trace, and the exception with its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(
+                "T", "milliseconds"
+            ),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in ("job_id", "trace_id"):
+            if value := getattr(record, name, ""):
+                line[name] = value
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to_stderr(*, verbose: bool = False, log_format: LogFormat = LogFormat.TEXT) -> None:
     """Let this process's log, and those of the jobs that it runs, go to stderr."""
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogLines(colour=colour))
+    is_json = log_format is LogFormat.JSON
+    handler.setFormatter(JsonLines() if is_json else LogLines(colour=colour))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)

@@ -108,7 +108,7 @@ def up(
     if any_port:
         settings = settings.changed(http__listen=_USUAL)
     application = load_app(app) if app else None
-    log_to_stderr(verbose=verbose)
+    log_to_stderr(verbose=verbose, log_format=settings.telemetry.log_format)
     run_service(_serve(engine, settings, None if no_worker else application, no_worker, any_port))
 
 

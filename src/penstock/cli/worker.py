@@ -129,7 +129,7 @@ def start(
     if not (app or settings.pipelines or settings.containers.engine or models):
         raise click.UsageError("nothing to serve: give --app, --pipeline, --containers or --model")
     application = load_app(app) if app else App()
-    log_to_stderr(verbose=verbose)
+    log_to_stderr(verbose=verbose, log_format=settings.telemetry.log_format)
     remote, nats = None, None
     if said["bus__url"]:
         if engine.connect or join:

@@ -44,6 +44,13 @@ class LogLevel(StrEnum):
     CRITICAL = "critical"
 
 
+class LogFormat(StrEnum):
+    """How log lines are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class NodeDtype(StrEnum):
     """What a split model is computed in."""
 
@@ -250,6 +257,10 @@ class StorageSettings(Section, frozen=True, kw_only=True):
 
 class TelemetrySettings(Section, frozen=True, kw_only=True):
     """What the engine tells other systems about its jobs."""
+
+    log_format: LogFormat = LogFormat.TEXT
+    """How `penstock up` and `penstock worker` write their log on standard error: `text`, or `json`,
+    an object on each line with the id of the job and of its trace."""
 
     otlp_endpoint: str = ""
     """The OpenTelemetry collector to which the traces of jobs are sent (OTLP over HTTP), as

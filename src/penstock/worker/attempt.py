@@ -36,6 +36,7 @@ from penstock.core.pointer import (
     media_type,
     references,
 )
+from penstock.core.trace import job_span
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs, Source, keep_artifact
 from penstock.ports.bus import (
@@ -180,7 +181,9 @@ class Attempt(RunsSteps):
             self._host.outbox.report(JobLog(*self.key, now, level, line))
             if _job_logger.handlers:
                 number = _LEVELS.get(level.upper(), logging.INFO)
-                _job_logger.log(number, "%s", line, extra={"job_id": self.job_id})
+                trace_id = job_span(self.request).trace_id
+                about = {"job_id": self.job_id, "trace_id": trace_id}
+                _job_logger.log(number, "%s", line, extra=about)
 
     def stream(self, text: str) -> None:
         count = self.__dict__.setdefault("_count", itertools.count(1))
