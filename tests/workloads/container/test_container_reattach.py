@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -560,3 +561,25 @@ async def test_what_the_next_attempt_here_needs_is_not_removed(tmp_path: Path) -
     host.end("a")
     await asyncio.wait_for(entering, 5)
     await host.close()
+
+
+@run_async
+async def test_a_job_that_is_cleared_away_just_as_its_worker_stops_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def remove(self: ContainerHost, job_id: str) -> bool:
+        return True
+
+    monkeypatch.setattr(ContainerHost, "remove", remove)
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    for turns in range(6):
+        site = ContainerSite(tmp_path / f"{turns}")
+        host = ContainerHost(site.engine, site.config, None)
+        await host.open()
+        host.settle("a", attempt=1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await host.close()
+    gc.collect()
+    assert not problems

@@ -149,10 +149,8 @@ class ContainerHost:
 
     async def close(self) -> None:
         """Containers that run go on; of jobs that have ended nothing is left, if there is time."""
-        if self._settling:
-            await done_within(
-                self.clock, _LAST, asyncio.ensure_future(asyncio.wait(self._settling.values()))
-            )
+        if settling := [*self._settling.values()]:  # the dict changes while it is waited for
+            await done_within(self.clock, _LAST, asyncio.ensure_future(asyncio.wait(settling)))
         await drop(*self._tasks, *self._settling.values())
         self.folders.close()
         self._images.save()
