@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
+from msgspec import structs
 
 from penstock.app.artifacts import ArtifactHandle
 from penstock.app.client import DefaultClient
 from penstock.config import load
 from penstock.core.errors import InvalidRequest, NotFound
+from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.job import TOPIC, ContainerResult
 from penstock.workloads.function.options import SubmitOptions
 
@@ -33,26 +34,20 @@ _LIMITS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """How a container ended, and what it left."""
+class Ran(ContainerResult, frozen=True, kw_only=True):
+    """The result of a container job, and the files that it left."""
 
     job_id: str
-    exit_code: int | None
-    """None where there is none: after a timeout, a cancel, or where no engine answered."""
-    stdout: str = ""
-    stderr: str = ""
-    error_code: str | None = None
-    """Why it failed: OOM_KILLED, TIMEOUT, IMAGE_NOT_FOUND …"""
-    error_message: str | None = None
     artifacts: tuple[ArtifactHandle, ...] = ()
     """The files that it left in /output."""
-    skipped: tuple[str, ...] = ()
-    """What was left in the output folder and not kept, with the reason."""
-    peak_memory_bytes: int | None = None
-    cpu_seconds: float | None = None
-    sizes: Mapping[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})
-    """Bytes that it wrote to each stream."""
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        return self.usage.peak_memory_bytes
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        return self.usage.cpu_seconds
 
     @property
     def ok(self) -> bool:
@@ -92,29 +87,16 @@ def result_pointer(job: Job) -> str:
 def ran(client: Client, job: Job, result: bytes) -> Ran:
     """How a container job ended; `result` is what its pointer names."""
     end = job.result
-    left = tuple(ArtifactHandle(client._engine, one) for one in end.artifacts) if end else ()
-    if not result:
-        return Ran(
-            job_id=job.job_id,
-            exit_code=None,
+    if result:
+        found = msgspec.json.decode(result, type=ContainerResult)
+    else:
+        found = ContainerResult(
+            state=ContainerJobState.FAILED,
             error_code=(end.error_code if end else None) or job.state.value,
             error_message=end.error_message if end else None,
-            artifacts=left,
         )
-    found = msgspec.json.decode(result, type=ContainerResult)
-    return Ran(
-        job_id=job.job_id,
-        exit_code=found.exit_code,
-        stdout=found.stdout,
-        stderr=found.stderr,
-        error_code=found.error_code,
-        error_message=found.error_message,
-        artifacts=left,
-        skipped=found.skipped,
-        peak_memory_bytes=found.usage.peak_memory_bytes,
-        cpu_seconds=found.usage.cpu_seconds,
-        sizes={"stdout": found.stdout_count.bytes, "stderr": found.stderr_count.bytes},
-    )
+    left = tuple(ArtifactHandle(client._engine, one) for one in end.artifacts) if end else ()
+    return Ran(job_id=job.job_id, artifacts=left, **structs.asdict(found))
 
 
 class Container:

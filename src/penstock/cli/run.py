@@ -378,7 +378,7 @@ class _Shown:
         """Write what did not come while it ran; False if something is missing."""
         whole = True
         for stream, done in self._written.items():
-            total, left = end.sizes[stream], await end.aoutput(stream)
+            total, left = getattr(end, f"{stream}_count").bytes, await end.aoutput(stream)
             if done < total == len(left):
                 await self._write(stream, left[done:])
             elif done < total:
@@ -388,6 +388,11 @@ class _Shown:
                     " the worker keeps no more ('max_log_bytes')"
                 )
         return whole
+
+
+_TOLD = ("job_id", "exit_code", "stdout", "stderr", "error_code", "error_message", "skipped")
+_TOLD += ("peak_memory_bytes", "cpu_seconds")
+"""Of a result, with `--json`."""
 
 
 async def _told(
@@ -404,9 +409,8 @@ async def _told(
         for artifact, path in targets(left, output).items():
             await left[artifact].asave(path)
     if json:
-        told = {**vars(end), "artifacts": [*left], "state": job.state.value}
-        del told["sizes"]
-        print_json(told)
+        told = {name: getattr(end, name) for name in _TOLD}
+        print_json({**told, "artifacts": [*left], "state": job.state.value})
     elif end.error_code is not None and end.error_code != "NON_ZERO_EXIT":
         warn(
             f"{end.error_code}: {end.error_message}",
