@@ -7,21 +7,17 @@ does, as for every other API.
 
 from __future__ import annotations
 
-from penstock.api.openai import audio, batches, files, messages, models, rerank, responses, tokens
-from penstock.api.openai.endpoints import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock.api.openai import batches, files, messages, models, responses
+from penstock.api.openai.endpoints import MODEL_ENDPOINTS
 from penstock.api.openai.errors import is_openai_path, problem_reply
 
-MODEL_OPERATIONS = tuple(one.operation() for one in (CHAT, COMPLETIONS, EMBEDDINGS))
 OPERATIONS = (
-    *MODEL_OPERATIONS,
+    *(one.operation() for one in MODEL_ENDPOINTS),
     *responses.OPERATIONS,
     *messages.OPERATIONS,
-    *rerank.OPERATIONS,
-    *audio.OPERATIONS,
-    *tokens.OPERATIONS,
     *models.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,
 )
 
-__all__ = ["MODEL_OPERATIONS", "OPERATIONS", "is_openai_path", "problem_reply"]
+__all__ = ["OPERATIONS", "is_openai_path", "problem_reply"]

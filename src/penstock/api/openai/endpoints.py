@@ -4,14 +4,16 @@ model, and how its answer is written, whole and in parts."""
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.api.openai.answers import (
     ChatCompletion,
     EmbeddingList,
+    EmbeddingUsage,
     JobOrigin,
     TextCompletion,
     chat_completion,
@@ -19,24 +21,44 @@ from penstock.api.openai.answers import (
     text_completion,
 )
 from penstock.api.openai.errors import OpenAiError, job_headers, problem_reply
+from penstock.api.openai.form import FORM, read_form
 from penstock.api.openai.images import with_images
 from penstock.api.openai.model_job import ModelJob, submit
 from penstock.api.openai.requests import (
+    Asking,
     ChatBody,
+    ChatTurn,
     CompletionBody,
     EmbeddingBody,
     Parsed,
+    Token,
+    message_of,
     read_request,
     refuse_ignored,
     request_of,
+    unsupported,
 )
 from penstock.api.openai.schemas import not_enforced
 from penstock.api.openai.streams import ChatStream, StreamFormat, TextStream, stream
 from penstock.api.operation import Operation, Pace
-from penstock.api.problems import ProblemReply
+from penstock.api.problems import ProblemReply, Refused
 from penstock.api.reply import JSON_HEADERS, AnyReply, Headers, Reply, StreamReply, encode
+from penstock.core.errors import InvalidRequest
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.llm.values import EmbeddingResult, LlmRequest, LlmResult, TokenizeResult
+from penstock.workloads.llm.values import (
+    AudioPart,
+    ChatRequest,
+    EmbeddingRequest,
+    EmbeddingResult,
+    InputAudio,
+    LlmRequest,
+    LlmResult,
+    Message,
+    Sampling,
+    TextPart,
+    TokenizeRequest,
+    TokenizeResult,
+)
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -197,3 +219,276 @@ EMBEDDINGS = Endpoint(
 )
 BATCHED = {one.path: one for one in (CHAT, COMPLETIONS, EMBEDDINGS)}
 """Endpoints that a batch can have."""
+
+
+# -- documents by relevance ---------------------------------------------------------
+
+
+class RerankDocument(Struct, frozen=True):
+    text: str
+
+
+class RerankBody(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A query, and documents to sort by relevance. As Cohere and Jina write it."""
+
+    given = "documents"
+    query: Annotated[str, Meta(min_length=1)]
+    documents: Annotated[tuple[str | RerankDocument, ...], Meta(min_length=1, max_length=2047)]
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    """Number of results; all by default."""
+    return_documents: bool | None = None
+    max_chunks_per_doc: Any = None
+    """Ignored."""
+
+
+class RerankResult(Struct, frozen=True, kw_only=True):
+    index: int
+    relevance_score: float
+    """Cosine similarity of query and document, from -1 to 1."""
+    document: RerankDocument | UnsetType = UNSET
+
+
+class RerankList(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    results: tuple[RerankResult, ...]
+    usage: EmbeddingUsage
+
+
+def rerank_request(body: RerankBody, options: Mapping[str, Any]) -> EmbeddingRequest:
+    texts = tuple(_document_text(document) for document in body.documents)
+    for index, text in enumerate(texts):
+        if not text:
+            raise InvalidRequest(f"documents[{index}]", "is empty")
+    return EmbeddingRequest(inputs=(body.query, *texts))
+
+
+def _document_text(document: str | RerankDocument) -> str:
+    return document if isinstance(document, str) else document.text
+
+
+def rerank_list(body: RerankBody, origin: JobOrigin, result: EmbeddingResult) -> RerankList:
+    query, *documents = result.vectors
+    scores = [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    used = result.usage.prompt_tokens
+    return RerankList(
+        id=f"rerank-{origin.job_id}",
+        model=origin.model,
+        results=tuple(
+            RerankResult(
+                index=index,
+                relevance_score=scores[index],
+                document=RerankDocument(_document_text(body.documents[index]))
+                if body.return_documents
+                else UNSET,
+            )
+            for index in order[: body.top_n]
+        ),
+        usage=EmbeddingUsage(used, used),
+    )
+
+
+RERANK = Endpoint(
+    path="/v1/rerank",
+    name="create_rerank",
+    body=RerankBody,
+    request=rerank_request,
+    result=EmbeddingResult,
+    answer=RerankList,
+    whole=rerank_list,
+    large=False,
+    summary="Sort documents by relevance to a query",
+    description="By the cosine similarity of the model's embeddings. One job, as for a chat.",
+)
+
+
+# -- tokens: the shapes of llama.cpp's server and of vLLM at once -------------------
+
+
+class TokenizeBody(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `content`, `prompt` and `messages`."""
+
+    given = "content"
+    content: str | None = None
+    """The text, as llama.cpp's server names it."""
+    prompt: str | None = None
+    """The same, as vLLM names it."""
+    messages: tuple[ChatTurn, ...] | None = None
+    """A conversation, written by the model's chat template."""
+    add_special: bool | None = None
+    """Whether the model's first tokens come before those of a `content`; no by default."""
+    add_special_tokens: bool | None = None
+    """The same for a `prompt`; yes by default."""
+    parse_special: bool = True
+    """Whether the names of special tokens are these tokens."""
+
+
+class TokenizeAnswer(Struct, frozen=True, kw_only=True):
+    tokens: tuple[int, ...]
+    count: int
+    model: str
+
+
+class DetokenizeBody(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    given = "tokens"
+    tokens: tuple[Token, ...]
+
+
+class DetokenizeAnswer(Struct, frozen=True, kw_only=True):
+    content: str
+    """As llama.cpp's server names it."""
+    prompt: str
+    """The same, as vLLM names it."""
+    model: str
+
+
+def tokenize_request(body: TokenizeBody, options: Mapping[str, Any]) -> TokenizeRequest:
+    names = [n for n in ("content", "prompt", "messages") if getattr(body, n) is not None]
+    if len(names) != 1:
+        problem = "is missing" if not names else f"can't be combined with {names[1]}"
+        raise InvalidRequest(names[0] if names else "content", problem)
+    if body.messages is not None:
+        turns = enumerate(body.messages)
+        messages = tuple(message_of(f"messages[{n}]", one) for n, one in turns)
+        if not messages:
+            raise InvalidRequest("messages", "is empty")
+        return TokenizeRequest(messages=messages, add_special=True)
+    special = body.add_special
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+    text = body.prompt if body.prompt is not None else body.content
+    return TokenizeRequest(text=text, add_special=bool(special), parse_special=body.parse_special)
+
+
+def tokenize_answer(
+    body: TokenizeBody, origin: JobOrigin, result: TokenizeResult
+) -> TokenizeAnswer:
+    return TokenizeAnswer(tokens=result.tokens, count=len(result.tokens), model=origin.model)
+
+
+def detokenize_request(body: DetokenizeBody, options: Mapping[str, Any]) -> TokenizeRequest:
+    return TokenizeRequest(tokens=body.tokens)
+
+
+def detokenize_answer(
+    body: DetokenizeBody, origin: JobOrigin, result: TokenizeResult
+) -> DetokenizeAnswer:
+    return DetokenizeAnswer(content=result.text, prompt=result.text, model=origin.model)
+
+
+TOKENIZE = Endpoint(
+    path="/tokenize",
+    name="tokenize",
+    body=TokenizeBody,
+    request=tokenize_request,
+    result=TokenizeResult,
+    answer=TokenizeAnswer,
+    whole=tokenize_answer,
+    large=False,
+    summary="Turn a text or a conversation into tokens",
+    description="As llama.cpp's server and vLLM have it. One job, as for a chat.",
+)
+DETOKENIZE = Endpoint(
+    path="/detokenize",
+    name="detokenize",
+    body=DetokenizeBody,
+    request=detokenize_request,
+    result=TokenizeResult,
+    answer=DetokenizeAnswer,
+    whole=detokenize_answer,
+    large=False,
+    summary="Turn tokens into text",
+    description="As llama.cpp's server and vLLM have it. One job, as for a chat.",
+)
+
+
+# -- recordings: a chat, as in llama.cpp's server, that is told to transcribe -------
+
+_MAGIC: tuple[tuple[bytes, Literal["wav", "mp3"]], ...] = (
+    *((b"RIFF", "wav"), (b"ID3", "mp3")),
+    *((b"\xff\xfb", "mp3"), (b"\xff\xf3", "mp3"), (b"\xff\xf2", "mp3")),
+)
+
+
+class TranscriptionForm(Asking, frozen=True, kw_only=True):
+    given = "file"
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    """A recording: WAV or MP3."""
+    language: str = ""
+    """As `en`: told to the model."""
+    prompt: str = ""
+    """Further instructions to the model."""
+    temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    response_format: Literal["json"] = "json"
+
+
+class Transcription(Struct, frozen=True):
+    text: str
+
+
+def transcription_request(body: TranscriptionForm, options: Mapping[str, Any]) -> ChatRequest:
+    kind = next((kind for magic, kind in _MAGIC if options["data"].startswith(magic)), None)
+    if kind is None:
+        raise InvalidRequest("file", "is not a WAV or MP3 recording")
+    text = "Transcribe audio to text"
+    text += f" (language: {body.language})" if body.language else ""
+    text += f"\n{body.prompt}" if body.prompt else ""
+    audio = AudioPart(InputAudio(b64encode(options["data"]).decode(), kind))
+    return ChatRequest(
+        messages=(Message(role="user", content=(TextPart(text), audio)),),
+        sampling=Sampling(temperature=body.temperature),
+    )
+
+
+def transcription(body: TranscriptionForm, origin: JobOrigin, result: LlmResult) -> Transcription:
+    return Transcription(result.choices[0].text)
+
+
+async def read_transcription(call: Call) -> Parsed:
+    data = bytearray()
+    most = call.services.options.max_upload // 4 * 3 - (64 << 10)  # as base64 it is longer
+
+    async def keep(part: bytes) -> None:
+        data.extend(part)
+        if len(data) > most:
+            raise Refused(413, "TOO_LARGE", f"the recording has more than {most} bytes")
+
+    form = await read_form(call, keep)
+    if form.filename is None:
+        raise InvalidRequest("file", "is missing", hint="it is required")
+    fields = form.fields
+    if fields.get("response_format", "json") != "json":
+        raise unsupported("response_format", "only json is")
+    if fields.get("stream", "false").lower() not in ("false", "0"):
+        raise unsupported("stream", "a transcription comes whole")
+    try:
+        temperature = float(fields.get("temperature") or 0)
+    except ValueError:
+        raise InvalidRequest("temperature", "must be a number") from None
+    if not 0 <= temperature <= 1:
+        raise InvalidRequest("temperature", "must be between 0 and 1")
+    body = TranscriptionForm(
+        model=fields.get("model", ""),
+        file=form.filename,
+        language=fields.get("language", "")[:40],
+        prompt=fields.get("prompt", ""),
+        temperature=temperature,
+    )
+    return Parsed(body, {"data": bytes(data)})
+
+
+TRANSCRIPTIONS = Endpoint(
+    path="/v1/audio/transcriptions",
+    name="create_transcription",
+    body=TranscriptionForm,
+    body_type=FORM,
+    read=read_transcription,
+    request=transcription_request,
+    answer=Transcription,
+    whole=transcription,
+    summary="Turn a recording into text",
+    description="By a model with an audio projector. One job, as for a chat.",
+)
+MODEL_ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS, RERANK, TRANSCRIPTIONS, TOKENIZE, DETOKENIZE)

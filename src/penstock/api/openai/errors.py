@@ -214,14 +214,10 @@ _SEGMENTS = frozenset(
         *("assistants", "audio", "batches", "chat", "completions", "conversations", "edits"),
         *("embeddings", "engines", "evals", "files", "fine_tuning", "images", "messages"),
         *("models", "moderations", "realtime", "rerank", "responses", "threads", "uploads"),
-        *("vector_stores", "videos"),
+        *("vector_stores", "videos", "tokenize", "detokenize"),
     }
 )
-"""First parts of the paths that OpenAI's API has below `/v1/`."""
-
-
-_SHORT = frozenset({"chat", "completions", "embeddings", "responses", "tokenize", "detokenize"})
-"""The same of paths that lack `/v1`, where they can't be others."""
+"""First parts of the paths below `/v1/`, which a client's base URL may lack."""
 
 
 def is_openai_path(path: str) -> bool:
@@ -229,8 +225,7 @@ def is_openai_path(path: str) -> bool:
     first, _, rest = path.strip("/").partition("/")
     if first == "v1":
         first = rest.partition("/")[0]
-        return first in _SEGMENTS
-    return first in _SHORT
+    return first in _SEGMENTS
 
 
 OpenAiOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)

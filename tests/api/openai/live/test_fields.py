@@ -286,6 +286,7 @@ async def test_a_base_url_without_its_version_and_the_paths_of_other_servers_wor
         short = client.with_options(base_url=one.url)
         answer = await short.chat.completions.create(model="fake", messages=HELLO)
         assert answer.choices[0].message.content == "HELLO"
+        assert [model.id async for model in await short.models.list()] == ["fake"]
         assert (await one.call("GET", "/health", token="")).json == {"status": "ok", "problems": []}
         assert (await one.call("GET", "/v1/models/")).json["data"][0]["id"] == "fake"
         assert "version" in (await one.call("GET", "/version")).json
