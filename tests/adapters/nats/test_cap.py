@@ -325,6 +325,65 @@ async def test_an_announced_worker_that_never_sends_a_heartbeat_is_not_taken_for
         assert (done.state, done.worker_id) == (JobState.SUCCEEDED, "cap:mute")
 
 
+@run_async
+async def test_an_announced_worker_without_subscriber_is_gone_until_it_is_heard_of(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    hello = handshake_pb2.Handshake(
+        component_id="ghost", role=3, supported_versions=[1], ready_topics=["job.cap.ghost"]
+    )
+    flags = {"timeouts.lost_grace": 0.2}
+    async with plane(tmp_path, nats_server, **flags) as cap:
+        await cap.send("sys.handshake", "ghost", handshake=hello)
+        await cap.knows("ghost")
+        request = JobRequest(job_id="", topic="job.cap.ghost", context_ptr=encode_data(b"{}"))
+        [job] = await cap.engine.api.submit([request])
+        workers = cap.engine.open_jobs.roster.workers
+        await soon(lambda: "cap:ghost" not in workers)
+        assert (await cap.engine.api.get(job.job_id)).state not in TERMINAL
+        async with cap.agent("ghost") as agent:
+
+            async def here(context: Any, value: Any) -> str:
+                return "here"
+
+            agent.job("job.cap.ghost")(here)
+            await agent.start()
+            done = await cap.engine.api.wait(job.job_id, 20)
+            assert (done.state, done.worker_id) == (JobState.SUCCEEDED, "cap:ghost")
+            assert done.attempt == 2
+
+
+@run_async
+async def test_a_drained_worker_ends_what_it_has_and_gets_no_more(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async with plane(tmp_path, nats_server) as cap, cap.agent("leaving") as agent:
+
+        async def slow(context: Any, value: Any) -> str:
+            begun.set()
+            await goes_on.wait()
+            return "done"
+
+        agent.job("job.cap.leaving")(slow)
+        await agent.start()
+        await cap.knows("leaving")
+        await soon(lambda: cap.bridge._workers["cap:leaving"].beats)
+        request = JobRequest(job_id="", topic="job.cap.leaving", context_ptr=encode_data(b"{}"))
+        [job] = await cap.engine.api.submit([request])
+        await asyncio.wait_for(begun.wait(), 10)
+        await cap.engine.api.drain_worker("cap:leaving")
+        [later] = await cap.engine.api.submit([request])
+        goes_on.set()
+        assert (await cap.engine.api.wait(job.job_id, 20)).state is JobState.SUCCEEDED
+        workers = cap.engine.open_jobs.roster.workers
+        await soon(lambda: "cap:leaving" not in workers)
+        await asyncio.sleep(0.5)  # more than two of its heartbeats
+        assert "cap:leaving" not in workers
+        assert (await cap.engine.api.get(later.job_id)).state is JobState.SCHEDULED
+
+
 @pytest.mark.parametrize("idempotent", [False, True])
 @run_async
 async def test_the_job_of_a_dead_worker_runs_again_only_if_it_may(

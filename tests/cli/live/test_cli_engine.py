@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 from tests.support.cli.commands import Penstock, said, stop
+from tests.support.nats import NatsServer
 from tests.support.waiting import eventually
 
 # up
@@ -158,6 +160,27 @@ def test_a_worker_waits_for_its_engine_serves_it_and_drains(penstock: Penstock) 
             assert worker.returncode == 0
             assert penstock.out("result", "--wait", job_id) == '"it came"'
             eventually(lambda: "no workers" in penstock("worker", "list").stderr)
+
+
+def test_a_worker_joins_through_nats(penstock: Penstock, tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    try:
+        bus = ("--bus", server.url)
+        with (
+            penstock.up("--no-worker", *bus),
+            penstock.start("worker", "--app", "jobs:app", "--id", "w.1", *bus) as worker,
+        ):
+            said(worker, f"worker w.1 in pool default, 32 at once, serves {server.url}")
+            seen = eventually(lambda: penstock.json("worker", "list"))
+            assert [one["worker_id"] for one in seen] == ["w.1"]
+            told = penstock.out("submit", "job.text.shout", "--input", '{"text": "hi"}', "--wait")
+            assert "HI!" in told
+            stop(worker)
+            assert worker.returncode == 0
+        told = penstock.err("worker", "--app", "jobs:app", "--join", "x", *bus, code=2)
+        assert "--bus can't be used with --connect or --join" in told
+    finally:
+        server.kill()
 
 
 def test_a_worker_tells_what_jobs_say_with_their_id_and_their_tracebacks(

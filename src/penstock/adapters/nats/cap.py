@@ -142,6 +142,10 @@ class _Worker:
     session: str = field(default_factory=lambda: secrets.token_hex(8))
     link: int = 1
     subscription: Subscription | None = None
+    is_gone: bool = False
+    """Nobody listens on its subject, until it is heard of again."""
+    is_draining: bool = False
+    """It is given nothing more, until a new process says its name."""
 
     @property
     def name(self) -> str:
@@ -302,7 +306,9 @@ class CapBridge:
         while True:
             is_deaf = self._client is None
             beats: list[AnyMessage] = [
-                Heartbeat(one.name) for one in self._workers.values() if is_deaf or not one.beats
+                Heartbeat(one.name)
+                for one in self._workers.values()
+                if (is_deaf or not one.beats) and not self._is_away(one)
             ]
             self._bus.publish(HEARTBEAT, beats)
             self._tell_facts()
@@ -317,12 +323,17 @@ class CapBridge:
         while True:
             subject, data, reply = await self._out.get()
             while True:
+                client = self._client
                 try:
-                    if self._client is not None:
-                        await self._client.publish(subject, data, reply=reply)
+                    if client is not None:
+                        await client.publish(subject, data, reply=reply)
                         break
                 except Exception as error:  # a closed connection has many names
-                    log.debug("CAP: %s", error)
+                    if client is not None and client.is_connected:
+                        log.error(
+                            "CAP: can't publish %d bytes on %s: %s", len(data), subject, error
+                        )
+                        break
                 await asyncio.sleep(0.05)
 
     def _guarded(
@@ -436,10 +447,13 @@ class CapBridge:
         worker = self._workers[name]
         pool = beat.pool if _ID.fullmatch(beat.pool) else "default"
         slots = min(max(1, beat.max_parallel_jobs), 10_000)
-        if (worker.pool, worker.slots, worker.beats) != (pool, slots, True):
+        if worker.is_gone or (worker.pool, worker.slots, worker.beats) != (pool, slots, True):
             worker.pool, worker.slots, worker.beats = pool, slots, True
+            worker.is_gone = False
             self._announce(worker)
             await self._store(worker)
+        if self._is_away(worker):
+            return
         self._bus.publish(HEARTBEAT, [Heartbeat(name, beat.active_jobs)])
         self._notice_losses(worker, beat.active_jobs)
 
@@ -464,9 +478,11 @@ class CapBridge:
             worker = self._workers[name] = _Worker(worker_id, topics)
         elif came:  # its process began anew: what the one before ran is lost
             worker.link += 1
+            if worker.is_draining:
+                worker.session, worker.is_draining = secrets.token_hex(8), False
             for held in [one for one in self._held.values() if one.worker == name]:
                 self._drop(held)
-        worker.topics = topics or worker.topics
+        worker.topics, worker.is_gone = topics or worker.topics, False
         self._announce(worker)
         silent = self._workers[ANY]
         left = tuple(t for t in silent.topics if t not in topics or t in self._options.topics)
@@ -481,6 +497,8 @@ class CapBridge:
 
     def _announce(self, worker: _Worker) -> None:
         name = worker.name
+        if self._is_away(worker):
+            return
         if worker.subscription is None:
             worker.subscription = self._bus.subscribe(
                 jobs_of(name), lambda messages: self._take(worker, messages)
@@ -497,8 +515,14 @@ class CapBridge:
             self._engine.learn(topic)
             self._announce(silent)
 
-    def _leave(self, worker: _Worker) -> None:
+    def _is_away(self, worker: _Worker) -> bool:
+        """Whether nothing is said in its name."""
+        holds = any(one.worker == worker.name for one in self._held.values())
+        return worker.is_gone or (worker.is_draining and not holds)
+
+    def _lose(self, worker: _Worker) -> None:
         """It is gone: it may come back and say so."""
+        worker.is_gone = True
         lost = Farewell(worker.name, lost=True, link=worker.link, session=worker.session)
         self._bus.publish(HANDSHAKE, [lost])
 
@@ -506,20 +530,28 @@ class CapBridge:
 
     async def _take(self, worker: _Worker, messages: list[AnyMessage]) -> None:
         for message in messages:
-            match message:
-                case Dispatch():
-                    self._dispatch(worker, message)
-                case Confirmed(jobs):
-                    for job_id, attempt in jobs:
-                        held = self._held.get(job_id)
-                        if held is not None and held.attempt == attempt and not held.is_sent:
-                            self._send(held)
-                case JobCancel(job_id, attempt, reason, _):
-                    self._end(job_id, attempt, worker, reason)
-                case Reintroduce():
-                    self._announce(worker)
-                case Drain():
-                    self._leave(worker)
+            try:
+                self._take_one(worker, message)
+            except Exception:  # the others are still to be read
+                log.exception("a message for %s failed", worker.name)
+
+    def _take_one(self, worker: _Worker, message: AnyMessage) -> None:
+        match message:
+            case Dispatch():
+                self._dispatch(worker, message)
+            case Confirmed(jobs):
+                for job_id, attempt in jobs:
+                    held = self._held.get(job_id)
+                    if held is not None and held.attempt == attempt and not held.is_sent:
+                        self._send(held)
+            case JobCancel(job_id, attempt, reason, _):
+                self._end(job_id, attempt, worker, reason)
+            case Reintroduce():
+                self._announce(worker)
+            case Drain():
+                worker.is_draining = True
+                gone = not any(one.worker == worker.name for one in self._held.values())
+                self._say_farewell(worker, gone=gone)
 
     def _dispatch(self, worker: _Worker, dispatch: Dispatch) -> None:
         before = self._held.get(dispatch.request.job_id)
@@ -570,7 +602,7 @@ class CapBridge:
         worker, topic = self._workers[held.worker], held.request.topic
         if worker.worker_id:
             self._give_back(held, f"worker.{worker.worker_id}.jobs has no subscriber")
-            self._leave(worker)
+            self._lose(worker)
         else:
             pause = min(_LONGEST_PAUSE, 2 * self._pauses.get(topic, _FIRST_PAUSE / 2))
             self._pauses[topic] = pause
@@ -606,6 +638,16 @@ class CapBridge:
         self._drop(held)
         self._bus.publish(RESULT, [Returned(*held.key, held.worker, reason, charged)])
 
+    def _say_farewell(self, worker: _Worker, *, gone: bool) -> None:
+        self._bus.publish(HANDSHAKE, [Farewell(worker.name, session=worker.session, gone=gone)])
+
+    def _finish(self, held: _Held, result: JobResult) -> None:
+        self._drop(held)
+        self._bus.publish(RESULT, [Finished(result)])
+        worker = self._workers.get(held.worker)
+        if worker is not None and worker.is_draining and self._is_away(worker):
+            self._say_farewell(worker, gone=True)
+
     def _drop(self, held: _Held) -> None:
         if self._held.get(held.request.job_id) is held:
             del self._held[held.request.job_id]
@@ -630,7 +672,6 @@ class CapBridge:
         )
 
     def _finish_cancelled(self, held: _Held) -> None:
-        self._drop(held)
         result = JobResult(
             job_id=held.request.job_id,
             status=JobState.CANCELLED,
@@ -639,7 +680,7 @@ class CapBridge:
             error_code="CANCELLED",
             error_message="the CAP worker was asked to end it" if held.is_sent else "not begun",
         )
-        self._bus.publish(RESULT, [Finished(result)])
+        self._finish(held, result)
 
     # -- what workers say ----------------------------------------------------------
 
@@ -691,8 +732,7 @@ class CapBridge:
             self._answered[told.job_id] = None
             if len(self._answered) > _ANSWERED:
                 self._answered.popitem(last=False)
-        self._drop(held)
-        self._bus.publish(RESULT, [Finished(result)])
+        self._finish(held, result)
 
     # -- how jobs end --------------------------------------------------------------
 
@@ -702,7 +742,10 @@ class CapBridge:
             if stride.path.after in TERMINAL:
                 for job in stride.jobs:
                     if packets.TRACE in job.request.env:
-                        self._tell(job)
+                        try:
+                            self._tell(job)
+                        except Exception:  # what ends well here must not end the engine
+                            log.exception("can't tell how %s ended", job.job_id)
 
     def _tell(self, job: Job) -> None:
         pointer = job.result.result_ptr if job.result is not None else None
