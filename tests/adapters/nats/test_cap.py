@@ -456,6 +456,25 @@ async def test_a_running_job_survives_a_restart_of_the_engine(
         await asyncio.gather(running, return_exceptions=True)
 
 
+@run_async
+async def test_jobs_go_on_after_the_death_of_the_nats_server(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    try:
+        async with plane(tmp_path / "data", server) as cap, cap.worker(echo):
+            await cap.submit("before")
+            assert (await cap.done("before")).state is JobState.SUCCEEDED
+            first = cap.bridge._client
+            server.kill()
+            await soon(lambda: cap.bridge._client is None)
+            [job] = await cap.engine.api.submit([JobRequest(job_id="", topic="job.cap.echo")])
+            server.start()
+            await soon(lambda: cap.bridge._client not in (None, first))
+            done = await cap.engine.api.wait(job.job_id, 30)
+            assert done.state is JobState.SUCCEEDED
+    finally:
+        server.kill()
+
+
 # -- bad input ------------------------------------------------------------------------
 
 

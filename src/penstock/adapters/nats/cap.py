@@ -33,7 +33,12 @@ from cap.pb.cordum.agent.v1 import handshake_pb2, job_pb2
 from msgspec import Struct
 
 from penstock.adapters.nats import packets
-from penstock.adapters.nats.connection import NatsOptions, close_client, open_client
+from penstock.adapters.nats.connection import (
+    NatsOptions,
+    close_client,
+    lost_as_not_running,
+    open_client,
+)
 from penstock.adapters.nats.packets import Codec, Rejected
 from penstock.adapters.nats.pointers import SCHEME, PointerStore
 from penstock.core.check import check_topic
@@ -277,18 +282,19 @@ class CapBridge:
         lost = self._lost = asyncio.Event()
         client = await open_client(self._nats, self._codec.sender_id, lost.set)
         try:
-            for subject, payload, handle, queue in (
-                (SUBMIT, "job_request", self._on_submit, _QUEUE),
-                (RESULT, "job_result", self._on_result, _QUEUE),
-                (PROGRESS, "job_progress", self._on_progress, ""),
-                (CANCEL, "job_cancel", self._on_cancel, ""),
-                (HEARTBEAT, "heartbeat", self._on_heartbeat, ""),
-                (HANDSHAKE, "handshake", self._on_handshake, ""),
-            ):
-                callback = self._guarded(payload, handle)
-                await client.subscribe(subject, queue=queue, cb=callback)
-            await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
-            await client.flush()
+            with lost_as_not_running(self._nats):
+                for subject, payload, handle, queue in (
+                    (SUBMIT, "job_request", self._on_submit, _QUEUE),
+                    (RESULT, "job_result", self._on_result, _QUEUE),
+                    (PROGRESS, "job_progress", self._on_progress, ""),
+                    (CANCEL, "job_cancel", self._on_cancel, ""),
+                    (HEARTBEAT, "heartbeat", self._on_heartbeat, ""),
+                    (HANDSHAKE, "handshake", self._on_handshake, ""),
+                ):
+                    callback = self._guarded(payload, handle)
+                    await client.subscribe(subject, queue=queue, cb=callback)
+                await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+                await client.flush()
         except BaseException:
             await close_client(client)
             raise

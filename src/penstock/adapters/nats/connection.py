@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,6 +164,17 @@ async def open_client(
         await close_client(client)
         raise
     return client
+
+
+@contextlib.contextmanager
+def lost_as_not_running(options: NatsOptions) -> Iterator[None]:
+    """A connection that is lost while it is set up was none: raises NotRunning."""
+    import nats.errors
+
+    try:
+        yield
+    except (nats.errors.Error, OSError) as error:  # TimeoutError is an OSError
+        raise NotRunning(f"lost the NATS server {options}: {error}") from error
 
 
 async def close_client(client: Client) -> None:

@@ -26,7 +26,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
-from penstock.adapters.nats.connection import NatsOptions, close_client, open_client, token_of
+from penstock.adapters.nats.connection import (
+    NatsOptions,
+    close_client,
+    lost_as_not_running,
+    open_client,
+    token_of,
+)
 from penstock.core.errors import Misconfigured, NotRunning, PenstockError
 from penstock.ports.bus import HEARTBEAT, Bus, Heartbeat
 from penstock.ports.clock import backoff
@@ -240,8 +246,9 @@ class NatsDialer:
             closing.add_done_callback(self._closing.discard)
 
         try:
-            await client.subscribe(down, cb=received)
-            await client.subscribe(f"{prefix}.reset", cb=received)
+            with lost_as_not_running(self._options):
+                await client.subscribe(down, cb=received)
+                await client.subscribe(f"{prefix}.reset", cb=received)
             await _say(client, up, _OPEN, down)
             try:
                 async with asyncio.timeout(_OPEN_TIMEOUT):
@@ -363,11 +370,12 @@ class NatsListener:
         prefix = self._options.prefix
         try:
             await self._check_alone(client, prefix)
-            await client.subscribe(f"{prefix}.engine", cb=self._answer)
-            await client.subscribe(f"{prefix}.up.*.*", cb=self._receive)
-            await client.subscribe(f"{prefix}.beat.*", cb=self._beat)
-            await client.publish(f"{prefix}.reset", b"")
-            await client.flush(int(_OPEN_TIMEOUT))
+            with lost_as_not_running(self._options):
+                await client.subscribe(f"{prefix}.engine", cb=self._answer)
+                await client.subscribe(f"{prefix}.up.*.*", cb=self._receive)
+                await client.subscribe(f"{prefix}.beat.*", cb=self._beat)
+                await client.publish(f"{prefix}.reset", b"")
+                await client.flush(int(_OPEN_TIMEOUT))
         except BaseException:
             await close_client(client)
             raise
