@@ -25,7 +25,7 @@ from penstock.core.ledger import ChangeOutcome, Move
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.bus import HANDSHAKE, RESULT, Dispatch, Finished, Handshake, Started, jobs_of
-from penstock.ports.engine_api import Moved
+from penstock.ports.engine_api import Moved, journal
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 
@@ -104,7 +104,7 @@ async def ended(engine: Engine, *args: Any, **fields: Any) -> Job:
 async def reached(engine: Engine, job_id: str, state: JobState) -> Job:
     """The record, once the job is in this state; the engine's events tell."""
     async with asyncio.timeout(20):
-        async for batch in engine.api.events(after=0):
+        async for batch in journal(engine.api, after=0):
             for event in batch.events:
                 if (event.transition.job_id, event.transition.after) == (job_id, state):
                     return await engine.api.get(job_id)
@@ -458,7 +458,7 @@ async def test_a_result_for_what_has_ended_is_logged_and_overwrites_nothing(
 
 async def noted(engine: Engine, job: Job) -> list[Transition]:
     """The log, once there is more in it than there was; told by the engine's events."""
-    async for batch in engine.api.events(after=0):
+    async for batch in journal(engine.api, after=0):
         for event in batch.events:
             entry = event.transition
             if entry.job_id == job.job_id and entry.n > job.version:
@@ -531,7 +531,7 @@ async def test_only_an_idempotent_job_goes_on_under_its_own_id(tmp_path: Path) -
         join(engine, "second", "job.*", [])
         ended = await engine.api.wait(delicate.job_id, 20)
         assert ended.state is JobState.TIMEOUT
-        async for batch in engine.api.events(after=0):
+        async for batch in journal(engine.api, after=0):
             if any(e.transition.event is JobEvent.REDISPATCH for e in batch.events):
                 break
         again = await engine.api.get(harmless.job_id)

@@ -18,7 +18,7 @@ from penstock.adapters.http.connection import Event, EventParser
 from penstock.adapters.http.engine_api import http_engine_api
 from penstock.core.errors import InvalidRequest
 from penstock.ports.bus import HANDSHAKE, HEARTBEAT, Farewell, Handshake, WorkerFacts
-from penstock.ports.engine_api import KeyRole, StreamBatch, StreamKind, StreamQuery
+from penstock.ports.engine_api import KeyRole, StreamBatch, StreamKind, StreamQuery, journal
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.status import NodeView, PipesView
 
@@ -157,7 +157,7 @@ async def test_a_place_that_the_journal_does_not_have_is_told_as_a_gap(tmp_path:
         http = http_engine_api(one.url, one.token)
         await http.connect()
         with pytest.raises(InvalidRequest):
-            async for _ in http.events(999999999999):
+            async for _ in journal(http, 999999999999):
                 pass
         await http.close()
 

@@ -22,7 +22,7 @@ from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import SystemClock
-from penstock.ports.engine_api import OWNER, Caller, KeyRole, Limit, Schedule
+from penstock.ports.engine_api import OWNER, Caller, KeyRole, Limit, Schedule, journal
 from penstock.ports.store import AuditQuery, JobQuery, StepQuery
 from penstock.testing.aio import run_async
 from penstock.workloads.container.config import WorkerConfig
@@ -156,7 +156,7 @@ async def test_events_of_another_tenant_are_not_heard(tmp_path: Path) -> None:
         (own,) = await engine.api.serving(BOB).submit([a_job()])
         await engine.api.wait(own.job_id)
         heard: set[str] = set()
-        events = engine.api.serving(BOB).events(after=0)
+        events = journal(engine.api.serving(BOB), after=0)
         async for batch in events:
             heard.update(event.transition.job_id for event in batch.events)
             if any(event.transition.after is JobState.SUCCEEDED for event in batch.events):

@@ -66,6 +66,7 @@ from penstock.ports.engine_api import (
     Schedules,
     StreamBatch,
     StreamQuery,
+    journal,
 )
 from penstock.ports.store import JobConditions, JobQuery, LogLine, StepQuery
 from penstock.workloads.function.context import (
@@ -478,10 +479,10 @@ class Client(_Caller):
 
     def events(self, after: int | None = None) -> Iterator[EventBatch]:
         """Everything that happens to any job, from a cursor on, or from now on; for ever."""
-        return self._engine.each(self.api.events(after))
+        return self._engine.each(journal(self.api, after))
 
     def aevents(self, after: int | None = None) -> AsyncIterator[EventBatch]:
-        return self._engine.aeach(self.api.events(after))
+        return self._engine.aeach(journal(self.api, after))
 
     def stream(
         self, query: StreamQuery | None = None, after: str | None = None

@@ -127,7 +127,7 @@ class OfflineEngineApi:
 
     submit = cancel = retry = topics = workers = pipes = pools = status = prune = put_blob = _refuse
     describe_topics = _refuse
-    cancel_many = retry_many = pause_pool = resume_pool = events = wait_many = _refuse
+    cancel_many = retry_many = pause_pool = resume_pool = wait_many = _refuse
     worker = pool = drain_worker = stream = count = counts = timeline = _refuse
 
 

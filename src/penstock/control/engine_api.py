@@ -61,7 +61,6 @@ from penstock.ports.engine_api import (
     Ended,
     EngineApi,
     EngineStatus,
-    EventBatch,
     JobCounts,
     JobTotal,
     JobUpdate,
@@ -417,9 +416,6 @@ class LocalEngineApi:
             if mine is None:
                 return Bulk(0, 0)
             return await self._gateway.retry_many(mine, by=self._guard.by)
-
-    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
-        return self._services.hub.events(after, self._guard.caller.tenant)
 
     def stream(self, query: StreamQuery, after: str | None = None) -> AsyncIterator[StreamBatch]:
         guard = self._guard

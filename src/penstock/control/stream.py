@@ -276,7 +276,7 @@ class StreamReader(AsyncIterator[StreamBatch]):
         self._take_values()
 
     async def _opened(self, after: int | None) -> JournalReader:
-        reader = JournalReader(self._hub, after, self.tenant)
+        reader = self._hub.events(after, self.tenant)
         await anext(reader)
         return reader
 

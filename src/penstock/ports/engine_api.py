@@ -7,12 +7,14 @@ API, the command line and HTTP are written against this Protocol and work with e
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 from msgspec import Meta, Struct
 
+from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job, JobRequest
 from penstock.core.journal import Transition
 from penstock.core.verdict import Decision, Rate, SafetyVerdict
@@ -628,14 +630,6 @@ class EngineApi(Protocol):
     async def retry_many(self, query: JobQuery) -> Bulk:
         """Retry every dead letter that matches; each passes the rules again."""
 
-    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
-        """Everything that happens to any job, from a cursor on, or from now on; for ever.
-
-        No gap and no repeat: what was committed after `after` comes first, from the journal.
-        The first batch is empty and says where reading begins; other empty ones are signs of
-        life, every few seconds while nothing happens.
-        """
-
     def stream(self, query: StreamQuery, after: str | None = None) -> AsyncIterator[StreamBatch]:
         """Everything that happens, in one stream: see StreamQuery and StreamBatch; for ever.
 
@@ -793,6 +787,21 @@ class EngineApi(Protocol):
 
 PARTS = tuple(name for name, part in vars(EngineApi).items() if isinstance(part, property))
 """The parts of an EngineApi beside jobs."""
+
+
+async def journal(api: EngineApi, after: int | None = None) -> AsyncIterator[EventBatch]:
+    """The entries of the event stream alone, from a cursor on, or from now on; for ever.
+
+    The first batch is empty and says where reading begins; other empty ones are signs of life.
+    Raises InvalidRequest for a cursor that is not in the journal.
+    """
+    query = StreamQuery(kinds=tuple(JOURNAL_KINDS))
+    stream = api.stream(query, None if after is None else str(after))
+    async with aclosing(cast("AsyncGenerator[StreamBatch, None]", stream)) as batches:
+        async for batch in batches:
+            if batch.gap:
+                raise InvalidRequest("after", batch.gap)
+            yield EventBatch(batch.entries, int(batch.place))
 
 
 async def newest_try(api: EngineApi, job: Job) -> Job:

@@ -53,6 +53,7 @@ from penstock.ports.engine_api import (
     Moved,
     Progressed,
     Schedule,
+    journal,
 )
 from penstock.ports.store import AuditQuery, JobQuery, JournalEvent
 from penstock.testing.aio import run_async
@@ -323,21 +324,21 @@ async def test_a_job_is_followed_to_its_end(api: EngineApi, house: House) -> Non
 
 @each_way
 async def test_events_are_the_journal_from_any_place(api: EngineApi, house: House) -> None:
-    async with aclosing(api.events()) as live:  # type: ignore[type-var]
+    async with aclosing(journal(api)) as live:  # type: ignore[type-var]
         first = await anext(live)
         assert first.events == ()
         jobs = await api.submit([a_job() for _ in range(20)])
         for job in jobs:
             await api.wait(job.job_id, 20)
         seen = await until(live, ends=20)
-    journal = await house.engine.store.events(0, 10_000)
-    assert seen == journal
-    middle = journal[len(journal) // 2].cursor
-    async with aclosing(api.events(middle)) as rest:  # type: ignore[type-var]
-        late = await until(rest, ends=sum(_is_end(e) for e in journal if e.cursor > middle))
-    assert late == [event for event in journal if event.cursor > middle]
+    stored = await house.engine.store.events(0, 10_000)
+    assert seen == stored
+    middle = stored[len(stored) // 2].cursor
+    async with aclosing(journal(api, middle)) as rest:  # type: ignore[type-var]
+        late = await until(rest, ends=sum(_is_end(e) for e in stored if e.cursor > middle))
+    assert late == [event for event in stored if event.cursor > middle]
     with pytest.raises(InvalidRequest, match="after"):
-        await anext(api.events(journal[-1].cursor + 1000))
+        await anext(journal(api, stored[-1].cursor + 1000))
 
 
 def _is_end(event: JournalEvent) -> bool:
@@ -442,7 +443,7 @@ async def test_a_parked_job_is_approved_or_rejected(api: EngineApi, house: House
 
 
 async def parked(api: EngineApi, job_id: str) -> None:
-    async with aclosing(api.events(0)) as batches:  # type: ignore[type-var]
+    async with aclosing(journal(api, 0)) as batches:  # type: ignore[type-var]
         async for batch in batches:
             for event in batch.events:
                 if event.transition.job_id == job_id and event.transition.event == "park":
@@ -676,7 +677,7 @@ async def test_a_key_does_what_its_roles_allow_and_sees_its_tenant_only(house: H
         assert [job.job_id for job in await ci.find(JobQuery())] == [mine.job_id]
         with pytest.raises(NotPermitted):
             await ci.keys.list()
-        async with aclosing(ci.events(0)) as batches:  # type: ignore[type-var]
+        async with aclosing(journal(ci, 0)) as batches:  # type: ignore[type-var]
             seen = await until(batches, ends=1)
         assert {event.transition.job_id for event in seen} == {mine.job_id}
 
@@ -751,7 +752,7 @@ async def test_a_stream_that_breaks_anywhere_goes_on_without_gap_or_repeat(house
     async with way as url:
         api = http_engine_api(url, house.token)
         await api.connect()
-        async with aclosing(api.events(0)) as batches:  # type: ignore[type-var]
+        async with aclosing(journal(api, 0)) as batches:  # type: ignore[type-var]
             seen = await until(batches, ends=30)
         await api.close()
     assert way.connections > 5
@@ -866,7 +867,7 @@ async def test_a_reader_of_events_outlives_the_engine(tmp_path: Path) -> None:
         where, token = house.engine.url.removeprefix("http://"), house.token
         api = http_engine_api(house.engine.url, token)
         await api.connect()
-        batches = api.events(0)
+        batches = journal(api, 0)
         (job,) = await api.submit([a_job()])
         seen = await until(batches, ends=1)
     waiting = asyncio.create_task(until(batches, ends=1))
@@ -888,7 +889,7 @@ async def test_a_stream_whose_engine_does_not_come_back_says_so(tmp_path: Path) 
         options = ConnectionOptions(reconnect_timeout=0.3)
         api = http_engine_api(house.engine.url, house.token, options=options)
         await api.connect()
-        batches = api.events()
+        batches = journal(api)
         await anext(batches)
     with pytest.raises(EngineUnavailable, match=r"no engine answers at .*, tried for"):
         while True:
@@ -900,7 +901,7 @@ async def test_a_stream_whose_engine_does_not_come_back_says_so(tmp_path: Path) 
 async def test_a_stream_ends_with_its_key(house: House) -> None:
     made = await house.engine.api.keys.create("ci", (KeyRole.SUBMIT,))
     async with house.http(made.token) as api:
-        batches = api.events()
+        batches = journal(api)
         await anext(batches)
         await house.engine.api.keys.revoke("ci")
         with pytest.raises(NotAuthenticated):

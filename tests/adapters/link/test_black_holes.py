@@ -22,7 +22,7 @@ from tests.support.black_hole import BlackHole, black_hole
 from tests.support.waiting import eventually, soon
 
 import penstock
-from penstock import JobState
+from penstock import JobState, StreamKind, StreamQuery
 from penstock.adapters.http import connection as http
 from penstock.adapters.http import engine_api
 from penstock.adapters.link import blocking, renewal
@@ -214,6 +214,21 @@ def test_a_stream_tells_of_the_end_that_came_while_its_engine_was_lost(
         here.result(LIMIT)
         network.heal()
         assert getattr(followed.result(LIMIT)[-1], "transition").after == "SUCCEEDED"  # noqa: B009
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_event_stream_goes_on_where_it_was_cut_off(network: Network, way: str) -> None:
+    here = network.here.submit("job.wait")
+    eventually(lambda: here.refresh().state is JobState.RUNNING, "it has begun")
+    with network.connect(way, reconnect_timeout=6) as ps, ThreadPoolExecutor(1) as threads:
+        batches = ps.stream(StreamQuery(kinds=(StreamKind.JOB,)))
+        next(batches)  # where it begins
+        told = threads.submit(lambda: next(one for batch in batches for one in batch.entries))
+        network.cut()
+        network.gate.set()
+        here.result(LIMIT)
+        network.heal()
+        assert told.result(LIMIT).transition.after == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("way", ["unix", "tcp"])

@@ -40,13 +40,11 @@ from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PIPELINE
 from penstock.ports.blobs import BlobStat
 from penstock.ports.engine_api import (
-    JOURNAL_KINDS,
     Bulk,
     Cancellation,
     Ended,
     EngineApi,
     EngineStatus,
-    EventBatch,
     JobProgressView,
     JobTotal,
     JobUpdate,
@@ -441,17 +439,6 @@ class _Engine(_Part):
                             continue  # a stream that was cut off begins again with all of them
                         last = (update.attempt, update.n)
                     yield update
-
-    async def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
-        query = {"after": after, "kind": sorted(JOURNAL_KINDS)}
-        stream = self._http.stream("/v1/stream", query)
-        async with aclosing(stream):
-            async for events in stream:
-                for event in events:
-                    if event.kind == "gap":
-                        raise InvalidRequest("after", _json(event.data)["reason"])
-                told = [_entry(event.data) for event in events if event.kind]
-                yield EventBatch(tuple(told), int(events[-1].id))
 
     async def stream(
         self, query: StreamQuery, after: str | None = None

@@ -24,7 +24,7 @@ from penstock.adapters.link.proxy import ONCE
 from penstock.core.errors import EngineUnavailable
 from penstock.core.job import IdSource, JobRequest
 from penstock.ports.clock import backoff
-from penstock.ports.engine_api import EventBatch, Logged, Moved, Streamed
+from penstock.ports.engine_api import Logged, Moved, StreamBatch, Streamed
 from penstock.workloads.pipeline.records import PipelineEvent
 
 RECONNECT_TIMEOUT = 60.0
@@ -198,8 +198,8 @@ class Reading(Sending):
         self._lost_at = None
         params: dict[str, Any] = self.params  # type: ignore[assignment]
         match value:
-            case EventBatch():
-                params["after"] = value.cursor
+            case StreamBatch():
+                params["after"] = value.place
             case PipelineEvent(id=int(number)):
                 params["after"] = number
             case Moved():
