@@ -338,7 +338,8 @@ async def test_events_are_the_journal_from_any_place(api: EngineApi, house: Hous
         late = await until(rest, ends=sum(_is_end(e) for e in stored if e.cursor > middle))
     assert late == [event for event in stored if event.cursor > middle]
     with pytest.raises(InvalidRequest, match="after"):
-        await anext(journal(api, stored[-1].cursor + 1000))
+        async for batch in journal(api, stored[-1].cursor + 1000):
+            assert batch.events == ()  # over HTTP the gap follows the opening of the stream
 
 
 def _is_end(event: JournalEvent) -> bool:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,11 @@ def test_a_stream_tells_of_the_end_that_came_while_its_engine_was_lost(
 def test_the_event_stream_goes_on_where_it_was_cut_off(network: Network, way: str) -> None:
     here = network.here.submit("job.wait")
     eventually(lambda: here.refresh().state is JobState.RUNNING, "it has begun")
-    with network.connect(way, reconnect_timeout=6) as ps, ThreadPoolExecutor(1) as threads:
-        batches = ps.stream(StreamQuery(kinds=(StreamKind.JOB,)))
+    with (
+        network.connect(way, reconnect_timeout=6) as ps,
+        ThreadPoolExecutor(1) as threads,
+        closing(ps.stream(StreamQuery(kinds=(StreamKind.JOB,)))) as batches,  # type: ignore[type-var]
+    ):
         next(batches)  # where it begins
         told = threads.submit(lambda: next(one for batch in batches for one in batch.entries))
         network.cut()
