@@ -390,8 +390,10 @@ class _Shown:
         return whole
 
 
-_TOLD = ("job_id", "exit_code", "stdout", "stderr", "error_code", "error_message", "skipped")
-_TOLD += ("peak_memory_bytes", "cpu_seconds")
+_TOLD = (
+    *("job_id", "exit_code", "stdout", "stderr", "error_code", "error_message", "skipped"),
+    *("peak_memory_bytes", "cpu_seconds"),
+)
 """Of a result, with `--json`."""
 
 
