@@ -142,3 +142,14 @@ def test_a_mistyped_workspace_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured):
         clean(Workspace(tmp_path / "none"), keep=0)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_wish_to_cancel_goes_with_a_job_that_another_server_has_ended(
+    workspace: Workspace,
+) -> None:
+    notes = workspace.private / "cancel"
+    for status, job_id in ((Status.DONE, "1"), (Status.RUNNING, "2")):
+        workspace.of(status, job_id).mkdir()
+        (notes / job_id).write_text("enough")
+    clean(workspace)
+    assert os.listdir(notes) == ["2"]

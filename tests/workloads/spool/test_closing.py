@@ -55,7 +55,8 @@ def test_a_failed_job_has_one_line_that_says_why_and_no_result(workspace: Worksp
     failed = workspace.of(Status.FAILED, JOB)
     assert files_of(failed)["error.txt"] == b"X: it went wrong"
     assert "result.txt" not in files_of(failed)
-    assert json.loads((failed / "meta.json").read_text())["status"] == "failed"
+    meta = json.loads((failed / "meta.json").read_text())
+    assert (meta["status"], meta["artifacts"]) == ("failed", ["error.txt"])  # as the original's
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
 from penstock.workloads.spool.disk.files import Unfit
 from penstock.workloads.spool.disk.meta import (
+    OPTIONS,
     Meta,
     checked,
     encode_meta,
+    encode_options,
     read_kind,
     read_meta,
     read_options,
@@ -25,7 +27,6 @@ from penstock.workloads.spool.disk.meta import (
     stamp,
     time_of,
     write_meta,
-    write_options,
 )
 
 
@@ -200,7 +201,7 @@ def test_options_come_back_as_they_were(tmp_path: Path) -> None:
         priority=Priority.INTERACTIVE,
         deadline=5.0,
     )
-    write_options(tmp_path, options, Sync.NONE)
+    (tmp_path / OPTIONS).write_bytes(encode_options(options))
     assert read_options(tmp_path) == options
 
 

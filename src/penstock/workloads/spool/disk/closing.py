@@ -18,6 +18,7 @@ from penstock.core.errors import Conflict
 from penstock.lifecycles.spool import SPOOL, SpoolEvent, Status
 from penstock.ports.process import failpoint
 from penstock.workloads.spool.disk.files import (
+    exists,
     fsync_dir,
     make_folder,
     move,
@@ -107,9 +108,11 @@ def _is_folder(path: str) -> bool:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return False
-    if stat.S_ISDIR(mode):
+    if not stat.S_ISDIR(mode):
+        return False
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
         open_up(Path(path), mode)
-    return stat.S_ISDIR(mode)
+    return True
 
 
 def _clear(folder: str, files: Mapping[str, bytes]) -> None:
@@ -121,8 +124,9 @@ def _clear(folder: str, files: Mapping[str, bytes]) -> None:
 
 
 def _forget_cancellation(workspace: Workspace, job_id: JobId) -> None:
-    with suppress(OSError):
-        os.unlink(f"{workspace.private}/cancel/{job_id}")
+    if exists(note := f"{workspace.private}/cancel/{job_id}"):
+        with suppress(OSError):
+            os.unlink(note)
 
 
 def _gone(workspace: Workspace, job_id: JobId) -> Conflict:

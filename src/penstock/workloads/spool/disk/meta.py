@@ -17,7 +17,13 @@ from msgspec import Struct, field
 
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
-from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_optional, replace_file
+from penstock.workloads.spool.disk.files import (
+    OpenFolder,
+    Unfit,
+    read_file,
+    read_optional,
+    replace_file,
+)
 
 META, KIND, OPTIONS = "meta.json", "type.txt", "options.json"
 _MOST = 1 << 20
@@ -83,8 +89,9 @@ def time_of(text: str) -> float | None:
 
 def read_meta(folder: Path | OpenFolder) -> Meta:
     """Without the file, an empty one. Unfit if it is not JSON or a field is not what it is."""
-    data = read_optional(folder, META, _MOST)
-    if data is None:
+    try:
+        data = read_file(folder, META, _MOST)
+    except FileNotFoundError:
         return Meta()
     try:
         found = msgspec.json.decode(data, type=dict[str, Any])
@@ -126,9 +133,10 @@ def write_meta(folder: Path, meta: Meta, sync: Sync) -> None:
 
 def encode_meta(meta: Meta) -> bytes:
     lines: list[str] = []
+    needed = _ALWAYS + _AT_THE_END if meta.status else _ALWAYS
     for name in _FIELDS:
         value = getattr(meta, name)
-        if value in _NOTHING and name not in _ALWAYS and not (meta.status and name in _AT_THE_END):
+        if value in _NOTHING and name not in needed:
             continue
         lines.append(f'  "{name}": {_decimal(value) if name in _DECIMAL else _value(value)}')
     lines += [f"  {_text(name)}: {_value(value)}" for name, value in meta.other.items()]
@@ -155,10 +163,6 @@ def read_options(folder: Path | OpenFolder) -> SpoolOptions:
         return checked(msgspec.json.decode(data, type=SpoolOptions))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidRequest) as error:
         raise Unfit(OPTIONS, str(error)) from None
-
-
-def write_options(folder: Path, options: SpoolOptions, sync: Sync) -> None:
-    replace_file(folder, OPTIONS, encode_options(options), sync)
 
 
 def encode_options(options: SpoolOptions) -> bytes:
