@@ -197,7 +197,7 @@ async def test_the_command_serves_http_to_agents_with_its_token(tmp_path: Path) 
         assert command.stdout is not None
         try:
             said = (await command.stdout.readuntil(b"ready")).decode()
-            url = re.search(r"http://\S+", said)[0]
+            (url,) = re.findall(r"http://\S+", said)
             assert str(tmp_path / "token") in said
             assert house.token not in said
             for way in ("http", "http-legacy"):
