@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -123,8 +123,8 @@ class Cgroups:
     def processes(self, name: str) -> list[int]:
         """All that are in it."""
         found: set[int] = set()
-        for place in self._all(name):
-            for folder in _with_inner(place):
+        for place in self._places():
+            for folder in _with_inner(f"{place}/{name}"):
                 found.update(int(pid) for pid in _read(f"{folder}/cgroup.procs").split())
         return sorted(found - {0})
 
@@ -140,18 +140,15 @@ class Cgroups:
 
     def remove(self, name: str) -> bool:
         """False if some process is still in one of them."""
-        left = [place for place in self._all(name) if not _remove(place)]
-        return not left
+        return all(_remove(f"{place}/{name}") for place in self._places())
 
     def is_in(self, name: str, pid: int) -> bool:
         """Whether a process belongs to this container (and its PID was not given anew)."""
         lines = _read(f"/proc/{pid}/cgroup").splitlines()
         return any(line.split(":", 2)[2].split("/")[1] == name for line in lines)
 
-    def _all(self, name: str) -> Iterator[str]:
-        for place in {*self.controllers.values(), self.unified} - {""}:
-            if os.path.isdir(f"{place}/{name}"):
-                yield f"{place}/{name}"
+    def _places(self) -> set[str]:
+        return {*self.controllers.values(), self.unified} - {""}
 
     def _file(self, name: str, file: str) -> str:
         place = self.unified if self.is_v2 else self.controllers.get(file.partition(".")[0], "")
@@ -167,6 +164,8 @@ class Cgroups:
 def _remove(place: str) -> bool:
     try:
         os.rmdir(place)
+    except FileNotFoundError:
+        return True
     except OSError:
         try:
             for folder in _with_inner(place):

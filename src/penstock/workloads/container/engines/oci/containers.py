@@ -37,9 +37,9 @@ from penstock.workloads.container.engines.oci.folder import (
     RunFolder,
     children_of,
     end_group,
-    end_process,
     exit_of,
     first_process,
+    kill_first_process,
     live_folder,
     state_of,
 )
@@ -254,12 +254,7 @@ class Containers:
             return
         watcher = self._watcher(one)
         await watcher.begun.wait()
-        fd = first_process(folder, self._cgroups)
-        if fd is not None:
-            # All others in its PID namespace die with the first process.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-            os.close(fd)
+        kill_first_process(folder, self._cgroups)
         try:
             async with asyncio.timeout(_STUCK):
                 await watcher.over.wait()
@@ -320,12 +315,7 @@ class Containers:
     async def _empty(self, folder: RunFolder) -> None:
         """Until nothing is in its cgroups, and they are gone."""
         until = time.monotonic() + _REMOVAL
-        fd = first_process(folder, self._cgroups)
-        if fd is not None:
-            try:
-                await end_process(fd)
-            finally:
-                os.close(fd)
+        kill_first_process(folder, self._cgroups)
         while not self._cgroups.remove(folder.name):
             self._cgroups.kill(folder.name)
             if time.monotonic() > until:

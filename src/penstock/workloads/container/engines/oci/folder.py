@@ -109,6 +109,8 @@ class RunFolder:
         self.name = path.name
         self._prefix = f"{path}/"
         self._manifest: ContainerManifest | None = None
+        self._numbers: dict[str, int] = {}
+        """What stands in files that never change once they are complete."""
 
     def make(self) -> None:
         """Raises FileExistsError if the name is taken."""
@@ -183,10 +185,10 @@ class RunFolder:
         return ""
 
     def _number(self, name: str) -> int | None:
-        try:
-            return int(self._read(name))
-        except (OSError, ValueError):
-            return None
+        if name not in self._numbers:
+            with contextlib.suppress(OSError, ValueError):
+                self._numbers[name] = int(self._read(name))
+        return self._numbers.get(name)
 
     def _read(self, name: str) -> bytes:
         fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
@@ -343,15 +345,8 @@ def exit_of(folder: RunFolder, cgroups: Cgroups) -> ExitStatus:
         )
     if folder.pid is None:
         return ExitStatus(None, oom, folder.complaint() or f"The runtime ended with {code}.")
-    fd = first_process(folder, cgroups)
-    if fd is not None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.close(fd)
-        if not oom:
-            return ExitStatus(
-                None, oom, "The runtime was ended from outside while the container ran."
-            )
+    if kill_first_process(folder, cgroups) and not oom:
+        return ExitStatus(None, oom, "The runtime was ended from outside while the container ran.")
     return ExitStatus(code, oom)
 
 
@@ -370,11 +365,15 @@ def first_process(folder: RunFolder, cgroups: Cgroups) -> int | None:
     return None
 
 
-async def end_process(fd: int) -> None:
-    """Kill it, and wait a while for its end."""
+def kill_first_process(folder: RunFolder, cgroups: Cgroups) -> bool:
+    """All others in its PID namespace die with it. False if it does not live."""
+    fd = first_process(folder, cgroups)
+    if fd is None:
+        return False
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(fd, signal.SIGKILL)
-    await process_end(fd, _PATIENCE)
+    os.close(fd)
+    return True
 
 
 async def end_group(leader: int, *, alone: bool = False) -> None:
