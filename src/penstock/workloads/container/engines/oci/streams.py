@@ -8,7 +8,6 @@ the reading ends of the FIFOs, so that what was written last is not lost with th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -132,6 +131,10 @@ def _done(result: int, what: str) -> None:
 _READ = 256 << 10
 _F_SETPIPE_SZ = 1031
 _PIPE = 1 << 20
+_BULK = 16 << 10
+_FILL = 0.002
+"""Seconds for a pipe to fill after it had so many bytes: a wake-up for every write of a container
+would take the processor from it."""
 
 
 class AttachedStreams:
@@ -144,35 +147,47 @@ class AttachedStreams:
         self._news, self._room = asyncio.Event(), asyncio.Event()
         """Set when something can be read, and when something can be written; and by a close."""
         self._open: dict[int, Stream] = {}
-        self._ready: set[int] = set()
+        self._ready: list[int] = []
+        self._is_large = True
         for stream in Stream:
             fd = folder.open_stream(stream, os.O_RDONLY | os.O_NONBLOCK)
             self._open[fd] = stream
-            with contextlib.suppress(OSError):
-                # Fewer turns between the container and us; the limit is the machine's.
+            try:
                 fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE)
+            except OSError:  # the limit is the machine's
+                self._is_large = False
 
     async def output(self) -> AsyncIterator[Chunk]:
         for fd in self._open:
-            self._loop.add_reader(fd, self._hear, fd)
+            self._listen(fd)
         try:
             while self._open:
                 await self._news.wait()
                 self._news.clear()
                 while self._ready:
-                    fd = self._ready.pop()
+                    fd, size = self._ready.pop(), 0
                     while data := self._read(fd):
+                        size += len(data)
                         yield Chunk(self._open[fd], data)
                         if self._closed:
                             return
                         if len(data) < _READ:
                             break  # nothing is left, most likely; else we hear of it
+                    if size >= _BULK and self._is_large:
+                        self._loop.call_later(_FILL, self._listen, fd)
+                    else:
+                        self._listen(fd)
         finally:
             for fd in self._open:
                 self._loop.remove_reader(fd)
 
+    def _listen(self, fd: int) -> None:
+        if fd in self._open:
+            self._loop.add_reader(fd, self._hear, fd)
+
     def _hear(self, fd: int) -> None:
-        self._ready.add(fd)
+        self._loop.remove_reader(fd)
+        self._ready.append(fd)
         self._news.set()
 
     def _read(self, fd: int) -> bytes:
