@@ -171,11 +171,11 @@ class AttachedStreams:
                         yield Chunk(self._open[fd], data)
                         if self._closed:
                             return
-                        if len(data) < _READ:
-                            break  # nothing is left, most likely; else we hear of it
-                    if size >= _BULK and self._is_large:
-                        self._loop.call_later(_FILL, self._listen, fd)
+                        if size >= _BULK and len(data) < _READ and self._is_large:
+                            self._loop.call_later(_FILL, self._hear, fd)
+                            break
                     else:
+                        # Read to the end: of one that came before we opened it, nobody tells.
                         self._listen(fd)
         finally:
             for fd in self._open:
