@@ -221,7 +221,7 @@ async def test_what_an_open_container_jobs_inputs_name_is_not_pruned(tmp_path: P
     settings = load(flags=flags)
 
     async def grow_old(engine: Engine, uri: str) -> None:
-        for path in settings.blobs.rglob("*"):
+        for path in (settings.data_dir / "blobs").rglob("*"):
             os.utime(path, (0, 0))
         await engine.store.remember(f"blob/{ALICE.tenant}/{uri}", b"0.0")
         await engine.api.prune(3600)

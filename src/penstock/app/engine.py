@@ -7,7 +7,6 @@ other; nothing is looked up, and nothing runs before `start`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
+from penstock.adapters.files.blobs import FileBlobs
 from penstock.adapters.files.start_log import FileStartLog
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
@@ -143,8 +143,8 @@ class Engine:
                 migrate_runs(settings.data_dir, settings.durability)
             self.state = FactState(self.store)
             blobs = self._given_blobs or open_blobs(settings)
-            if settings.store:
-                await claim_blobs(settings, self.state)
+            if settings.store and isinstance(blobs, FileBlobs):
+                await claim_blobs(settings, blobs, self.state)
             await migrate_files(settings.data_dir, blobs, self.state)
             parts = assemble(
                 settings,
@@ -547,29 +547,20 @@ def make_private(folder: Path) -> None:
         )
 
 
-async def claim_blobs(settings: Settings, state: SharedState) -> None:
-    """Refuse a folder of payloads that is not the one of the database's jobs.
+async def claim_blobs(settings: Settings, blobs: FileBlobs, state: SharedState) -> None:
+    """Refuse a store of payloads that is not the one of the database's jobs.
 
     Raises Misconfigured.
     """
-    name = await asyncio.to_thread(_name_of_blobs, settings.blobs)
+    name = await blobs.claim(secrets.token_hex(16).encode())
     known = await state.read(_BLOBS)
     if known is None:
         await state.write(_BLOBS, name)
     elif known != name:
         raise Misconfigured(
-            f"{settings.blobs} is not the folder with the payloads of the jobs in this database",
-            hint="let all its engines share one folder: set storage.blobs",
+            f"{settings.blobs} does not have the payloads of the jobs in this database",
+            hint="let all its engines share one folder or object store: set storage.blobs",
         )
-
-
-def _name_of_blobs(folder: Path) -> bytes:
-    """What its first engine has called it."""
-    make_private(folder)
-    file = folder / ".name"
-    with contextlib.suppress(FileExistsError), file.open("xb") as new:
-        new.write(secrets.token_hex(16).encode())
-    return file.read_bytes()
 
 
 def make_token(path: Path) -> str:

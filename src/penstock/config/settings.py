@@ -247,9 +247,11 @@ class StorageSettings(Section, frozen=True, kw_only=True):
     ever."""
     inline_limit: Annotated[int, Meta(ge=0, le=12_000)] = 4096
     """Bytes up to which a payload is stored in its pointer instead of a file."""
-    blobs: Path | None = None
-    """The folder of payloads that are not stored in their pointer; by default `<data_dir>/blobs`.
-    All engines of one PostgreSQL database must share it."""
+    blobs: str = ""
+    """Where payloads are that are not stored in their pointer: a folder, by default
+    `<data_dir>/blobs`, or the URL of an object store that fsspec can write to, as
+    `s3://bucket/penstock` (install its package, as `s3fs`). All engines of one PostgreSQL database
+    must share it."""
     sources: tuple[str, ...] = ()
     """URI prefixes below which a job may point to others' data, as `s3://bucket/in`;
     `file:` pointers are followed in `<data_dir>/files` and in folders listed here."""
@@ -461,8 +463,12 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.data_dir / "containers"
 
     @property
-    def blobs(self) -> Path:
-        return self.storage.blobs or self.data_dir / "blobs"
+    def blobs(self) -> Path | str:
+        """A folder, or the URL of an object store."""
+        said = self.storage.blobs
+        if "://" in said:
+            return said
+        return Path(said).expanduser() if said else self.data_dir / "blobs"
 
     @property
     def files(self) -> Path:

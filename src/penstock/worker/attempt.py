@@ -9,6 +9,7 @@ import threading
 from base64 import b64encode
 from collections.abc import (
     AsyncIterator,
+    Awaitable,
     Callable,
     Coroutine,
     Iterable,
@@ -17,14 +18,14 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Raw
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from penstock.core.artifact import ROW, Artifact, check_count, check_rows
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.errors import InvalidRequest, PenstockError, StoreFailed
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.ledger import Step, artifact_of, artifact_row
 from penstock.core.pointer import (
@@ -50,7 +51,7 @@ from penstock.ports.bus import (
     JobPiece,
     JobProgress,
 )
-from penstock.ports.clock import Clock
+from penstock.ports.clock import Clock, backoff
 from penstock.ports.engine_api import MAX_WAITED, EngineApi
 from penstock.ports.executor import (
     JOB_LOGGER,
@@ -65,6 +66,8 @@ from penstock.ports.steps import RunsSteps
 from penstock.worker.checkpoints import Checkpoints
 from penstock.worker.waiting import AttemptWaits, Waits
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 _job_logger = logging.getLogger(JOB_LOGGER)
 _LEVELS = logging.getLevelNamesMapping()
@@ -74,6 +77,8 @@ _LINE = 8192
 """Characters of one log line that are kept."""
 _TRACEBACK = 8_000
 """Characters of a traceback that are kept with the result; the end says most."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+"""Seconds before a payload that could not be read or stored is tried again."""
 _START_DELAY = 0.005
 _BATCH_DELAY = 0.01
 _PROGRESS_DELAY = 0.1
@@ -250,6 +255,17 @@ class Attempt(RunsSteps):
         if previous or self.attempt > 1:
             self._continued |= {previous}
 
+    async def _patiently(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Try again while payloads can't be read or stored: that is no fault of the job, whose
+        time limit still counts."""
+        pauses = backoff(_FIRST_PAUSE, _LONGEST_PAUSE, jitter=0.5)
+        while True:
+            try:
+                return await work(*args)
+            except StoreFailed as error:
+                log.warning("job %s waits for its payloads: %s", self.job_id, error)
+                await self._host.clock.sleep(next(pauses))
+
     async def _earlier_artifacts(self) -> dict[str, Artifact]:
         """The files of attempts, and of the try, that this attempt continues; newer ones win."""
         found: dict[str, Artifact] = {}
@@ -295,7 +311,7 @@ class Attempt(RunsSteps):
             if uri.startswith("data:"):
                 payload = decode_data(uri)
             else:
-                payload = await host.blobs.get(uri) if uri else b""
+                payload = await self._patiently(host.blobs.get, uri) if uri else b""
             if dispatch.request.takes_results and host.environment is not None:
                 api = host.environment.api
                 payload = await _with_results(api, host.blobs, dispatch.request, payload)
@@ -314,7 +330,7 @@ class Attempt(RunsSteps):
                 if len(data) <= host.blobs.inline_limit:
                     pointer = encode_data(data, outcome.media_type)
                 else:
-                    pointer = await host.blobs.put(data, outcome.media_type)
+                    pointer = await self._patiently(host.blobs.put, data, outcome.media_type)
         except asyncio.CancelledError:
             if not self.cancel.requested:
                 raise

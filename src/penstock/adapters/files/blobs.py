@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from penstock.adapters.files.foreign import Foreign
 from penstock.core.errors import InvalidRequest, StoreFailed, StoreFull, UnreadablePointer
@@ -33,18 +33,21 @@ from penstock.core.pointer import (
 )
 from penstock.ports.blobs import MAX_ARTIFACT, Blobs, BlobStat
 
+if TYPE_CHECKING:
+    from penstock.adapters.files.objects import ObjectFolder
+
 T = TypeVar("T")
 
 
 class FileBlobs(Blobs):
-    """Stored blobs are files below `root`.
+    """Stored blobs are files below `root`, or objects below it if it is a URL.
 
     `sources` are the URI prefixes below which others' data may be read; none by default.
     """
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         *,
         inline_limit: int = 4096,
         max_size: int = 64 << 20,
@@ -52,7 +55,9 @@ class FileBlobs(Blobs):
         sources: Sequence[str] = (),
     ) -> None:
         super().__init__(inline_limit=inline_limit, max_size=max_size, max_artifact=max_artifact)
-        self._folder = BlobFolder(root, max_size)
+        self._folder = (
+            BlobFolder(root, max_size) if isinstance(root, Path) else _objects(root, max_size)
+        )
         self._foreign = Foreign(sources, max_size)
         # Threads of our own: a payload must not queue behind what else uses the loop's.
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="penstock-blobs")
@@ -102,11 +107,21 @@ class FileBlobs(Blobs):
         """Also clears what writes that were cut short left behind."""
         return await self._in_thread(self._folder.sweep, kept, older_than)
 
-    def _at(self, uri: str) -> BlobFolder | Foreign:
+    async def claim(self, new: bytes) -> bytes:
+        """The name that the first engine gave this store: `new`, if that is this one."""
+        return await self._in_thread(self._folder.claim, new)
+
+    def _at(self, uri: str) -> BlobFolder | ObjectFolder | Foreign:
         return self._folder if uri.startswith("blob:") else self._foreign
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+
+def _objects(url: str, max_size: int) -> ObjectFolder:
+    from penstock.adapters.files.objects import ObjectFolder
+
+    return ObjectFolder(url, max_size)
 
 
 _UPLOADS = "uploads"
@@ -189,16 +204,22 @@ class BlobFolder:
             self._upload(upload).unlink(missing_ok=True)
 
     def _upload(self, upload: str) -> Path:
-        if not _UPLOAD.fullmatch(upload):
-            raise InvalidRequest("upload", "must be 32 hexadecimal digits")
-        return self._root / _UPLOADS / upload
+        return self._root / _UPLOADS / check_upload(upload)
+
+    def claim(self, new: bytes) -> bytes:
+        file = self._root / ".name"
+        with _store_errors(self._root):
+            self._make(self._root)
+            with suppress(FileExistsError), file.open("xb") as made:
+                made.write(new)
+            return file.read_bytes()
 
     def read(self, uri: str) -> bytes:
         with self._opened(uri) as (file, digest):
             check_size(FIELD, os.fstat(file.fileno()).st_size, self._max_size)
             data = file.read()
         if sha256(data).hexdigest() != digest:
-            raise _damaged(uri)
+            raise damaged(uri)
         return data
 
     def pieces(self, uri: str, size: int) -> Iterator[bytes]:
@@ -210,7 +231,7 @@ class BlobFolder:
                 seen.update(piece)
                 ahead = file.read(size)
                 if not ahead and seen.hexdigest() != digest:
-                    raise _damaged(uri)
+                    raise damaged(uri)
                 yield piece
                 piece = ahead
 
@@ -274,6 +295,12 @@ class BlobFolder:
             yield
         finally:
             os.close(handle)
+
+
+def check_upload(upload: str) -> str:
+    if not _UPLOAD.fullmatch(upload):
+        raise InvalidRequest("upload", "must be 32 hexadecimal digits")
+    return upload
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -344,7 +371,7 @@ def _store_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _damaged(uri: str) -> UnreadablePointer:
+def damaged(uri: str) -> UnreadablePointer:
     return UnreadablePointer(
         FIELD,
         f"the blob {shown(uri)} is damaged: its content no longer matches its name",
