@@ -14,12 +14,14 @@ import pytest
 from tests.support.fake_containers import FakeEngine, Script
 
 from penstock.app.containers import container
+from penstock.core.job import JobRequest
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Outcome, Task
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
 from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.engine import ContainerSpec
 from penstock.workloads.container.executor import ContainerExecutor
 from penstock.workloads.container.files.artifacts import ArtifactCollector
 from penstock.workloads.container.job import Limits
@@ -65,6 +67,30 @@ async def test_an_integer_beyond_2_to_the_53_reaches_the_container_unchanged(
     async with executing(tmp_path) as executor:
         outcome = await run(executor, msgspec.json.encode(job))
     assert '"payload":{"id":1790847362514948097,"whole":1.0}' in result_of(outcome)["stdout"]
+
+
+@run_async
+async def test_a_traced_job_hands_its_trace_on_to_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ContainerSpec] = []
+    create = FakeEngine.create
+
+    async def note(engine: FakeEngine, spec: ContainerSpec) -> None:
+        made.append(spec)
+        await create(engine, spec)
+
+    monkeypatch.setattr(FakeEngine, "create", note)
+    payload = msgspec.json.encode(container("echo:1", env={"A": "1"}).job)
+    caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    request = JobRequest(job_id="traced", topic="job.container.run", traceparent=caller)
+    context = RecordingContext(request)
+    async with executing(tmp_path) as executor:
+        await executor.run(Task(request, 1, payload, 9e9), context)
+        await run(executor, payload)
+    traced, untraced = (dict(spec.env) for spec in made)
+    assert traced == {"A": "1", "TRACEPARENT": context.traceparent}
+    assert untraced == {"A": "1"}
 
 
 @run_async

@@ -166,6 +166,8 @@ class ContainerExecutor:
             if not is_timed:
                 job = _timed(job, ctx, self._config)
             job = _constrained(replace(job, job_id=ctx.job_id), task.constraints)
+            if task.request.traceparent is not None:
+                job = replace(job, env={"TRACEPARENT": ctx.traceparent, **job.env})
         except NotPermitted as refused:
             code, _, message = refused.message.partition(": ")
             return _failure(code, message)
