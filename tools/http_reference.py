@@ -232,10 +232,6 @@ def _kind(schema: Document) -> str:
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"] if value != "")
     kind: Any = schema.get("type", "any JSON")
-    if "prefixItems" in schema:
-        return f"list of {len(schema['prefixItems'])}: " + ", ".join(
-            map(_kind, schema["prefixItems"])
-        )
     if kind == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):

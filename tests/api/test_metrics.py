@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import starmap
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from penstock.ports.engine_api import (
     LimitUse,
     LimitView,
     PoolView,
+    WaitCount,
     WorkerView,
 )
 from penstock.ports.store import Durability
@@ -137,7 +139,7 @@ def test_what_happened_since_the_start_is_counted() -> None:
         retried=2,
         ended={JobState.SUCCEEDED: 4, JobState.FAILED: 1},
         failures={"EXCEPTION": 3},
-        waits=((0.001, 2), (0.008, 1), (0.011314, 1), (5e6, 1)),
+        waits=tuple(starmap(WaitCount, ((0.001, 2), (0.008, 1), (0.011314, 1), (5e6, 1)))),
         waited=12.5,
     )
     samples = told(figures(status=replace(STATUS, activity=activity)))

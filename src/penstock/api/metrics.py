@@ -191,16 +191,16 @@ def _activity(activity: Activity) -> Iterator[Metric]:
         failures.add_metric([code], number)
     yield failures
     counts = [0] * (len(WAITS) + 1)
-    for seconds, number in activity.waits:
-        counts[bisect_left(WAITS, seconds)] += number
+    for wait in activity.waits:
+        counts[bisect_left(WAITS, wait.seconds)] += wait.count
     ends = (*map(str, WAITS), "+Inf")
-    wait = HistogramMetricFamily(
+    waits = HistogramMetricFamily(
         "penstock_job_wait_seconds", "How long jobs had waited when they started."
     )
-    wait.add_metric(
+    waits.add_metric(
         [], list(zip(ends, accumulate(map(float, counts)), strict=True)), activity.waited
     )
-    yield wait
+    yield waits
 
 
 def _topics(counts: JobCounts) -> Iterator[Metric]:

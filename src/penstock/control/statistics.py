@@ -24,7 +24,7 @@ from penstock.core.job import Job, ready_at
 from penstock.core.journal import Stride
 from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.clock import Clock
-from penstock.ports.engine_api import Activity, FailureCount, Timeline, TimelinePoint
+from penstock.ports.engine_api import Activity, FailureCount, Timeline, TimelinePoint, WaitCount
 
 K = TypeVar("K")
 
@@ -212,7 +212,7 @@ class Statistics:
         total = _new_cell()
         for cell in (self._earlier, *self._cells.values()):
             _add(total, cell)
-        waits = tuple((_seconds(step), count) for step, count in sorted(total.waits.items()))
+        waits = tuple(WaitCount(_seconds(step), n) for step, n in sorted(total.waits.items()))
         return Activity(
             submitted=total.submitted,
             started=total.started,

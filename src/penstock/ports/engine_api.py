@@ -244,6 +244,14 @@ class PoolView(Struct, frozen=True, kw_only=True):
     """It gets no new jobs; `held` says how far it is drained."""
 
 
+class WaitCount(Struct, frozen=True):
+    """How many jobs had waited so long when they started."""
+
+    seconds: float
+    """The upper end of a step of a scale that doubles every two steps."""
+    count: int
+
+
 class Activity(Struct, frozen=True, kw_only=True):
     """What happened since the engine started."""
 
@@ -255,8 +263,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     """Without tries that were retried."""
     failures: dict[str, int] = {}
     """Unsuccessful ends by error code, tries that were retried among them."""
-    waits: tuple[tuple[float, int], ...] = ()
-    """Starts by the seconds that the job had waited: up to so many, more than the one before."""
+    waits: tuple[WaitCount, ...] = ()
     waited: float = 0.0
     """Seconds that they had waited together."""
 

@@ -290,7 +290,7 @@ def test_an_engine_with_another_folder_of_payloads_is_refused(cluster: Cluster) 
     other = cluster.command("b")
     other.env["PENSTOCK_STORAGE__BLOBS"] = str(other.folder / "others")
     told = other.start("up", stderr=subprocess.STDOUT).communicate(timeout=30)[0]
-    assert "is not the folder with the payloads of the jobs in this database" in told
+    assert "does not have the payloads of the jobs in this database" in told
     assert "set storage.blobs" in told
 
 
