@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -125,15 +124,17 @@ async def test_lines_of_a_batch_go_to_the_model_that_they_name(tmp_path: Path) -
 
 
 @run_async
-async def test_a_batch_for_a_model_that_nobody_serves_fails_by_name(tmp_path: Path) -> None:
+async def test_a_batch_line_for_a_model_that_nobody_serves_fails_by_name(tmp_path: Path) -> None:
     flags = {"timeouts__lease": 1}
     async with (
         split(tmp_path, flags={**flags, "timeouts__lost_grace": 1}) as one,
         one.client() as client,
     ):
         batch = await ended(client, await started(client, a_line(1, model="other")))
-        assert batch.status == "failed"
-        assert "job.llm.other" in json.dumps(batch.model_dump()["errors"])
+        assert batch.status == "completed"
+        (failed,) = await lines_of(client, batch.error_file_id)
+        assert failed["response"]["status_code"] == 404
+        assert "other" in failed["response"]["body"]["error"]["message"]
 
 
 async def shown(one: Door) -> Any:
