@@ -273,7 +273,7 @@ def test_dead_jobs_are_listed_and_retried_together(gated: Penstock) -> None:
     dead = gated.out("job", "list", "--dead", "-q", *label).split()
     assert len(dead) == 3
     assert "say --yes" in gated.err("job", "retry", *label, code=2)
-    assert "filters, or --all" in gated.err("job", "retry", "--yes", code=2)
+    assert "filters or --all" in gated.err("job", "retry", "--yes", code=2)
     assert gated.out("job", "retry", *label, "--yes") == "retried 3 of 3 jobs"
     eventually(lambda: len(gated.json("job", "list", "--dead", *label)) == 3)
     again = gated.json("job", "list", "--dead", *label)

@@ -53,7 +53,7 @@ def test_every_list_and_show_has_json_and_a_format(name: str) -> None:
 def test_an_option_means_the_same_everywhere(name: str) -> None:
     given = options(name)
     if "--key" in given:
-        assert (given["--key"].help or "").startswith("An idempotency key")
+        assert (given["--key"].help or "").startswith("Idempotency key")
     if "--timeout" in given:
         assert given["--timeout"].help == "Maximum run time of one attempt."
     if "--memory" in given:

@@ -445,7 +445,7 @@ async def test_over_a_socket_all_of_it_can_be_asked(tmp_path: Path) -> None:
         await far.delete_file(file.id)
         await link.close()
         web = http_engine_api(engine.url, (tmp_path / "token").read_text())
-        with pytest.raises(Unavailable, match="as OpenAI's API has them"):
+        with pytest.raises(Unavailable, match="are not available through this HTTP client"):
             await web.batches.files(PageQuery())
         await web.close()
 

@@ -165,7 +165,7 @@ REFUSED = {
     "no protocol_version": (without("protocol_version"), "UNSUPPORTED_PROTOCOL_VERSION"),
     "no job_id": (without("job_id"), "MISSING_JOB_ID"),
     "a job_id that is empty": (without("job_id", put=""), "MISSING_JOB_ID"),
-    "a job_id that is a path": (without("job_id", put="a/b"), "INVALID_JOB_ID"),
+    "a job_id of two lines": (without("job_id", put="a\nb"), "INVALID_JOB_ID"),
     "no runtime": (without("runtime"), "MISSING_RUNTIME"),
     "no mode": (without("runtime", "mode"), "BAD_RUNTIME_MODE"),
     "a mode that nobody knows": (without("runtime", "mode", put="vm"), "BAD_RUNTIME_MODE"),
