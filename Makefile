@@ -15,6 +15,10 @@ QUICK := $(addprefix tests/,core control adapters models api app cli config work
 	conformance properties simulation acceptance docs typing examples/news) \
 	--ignore-glob='*/live' --ignore=tests/workloads/pipes
 
+# Of ten thousand tests on two busy cores one may miss a time limit. At most five that failed are run once
+# more, alone; what passes then is shown above as failed, and is to be mended all the same.
+FAILED_AGAIN = { test $$(grep -c '::' .pytest_cache/v/cache/lastfailed) -le 5 && $(BIN)/pytest --last-failed -ra; }
+
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -65,7 +69,7 @@ unit: .venv/.installed-test ## the quick tests alone; ARGS="-k name" narrows the
 	$(BIN)/pytest -n $(JOBS) --durations=25 $(QUICK) $(ARGS)
 
 unit-all: .venv/.installed-test-all .venv-clients/.installed engines model ## all tests alone
-	$(BIN)/pytest -n $(JOBS) --durations=25 --maxfail=40 $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --durations=25 --maxfail=40 $(ARGS) || $(FAILED_AGAIN)
 
 coverage: .venv/.installed-test-all ## the tests, and which lines they reach
 	$(BIN)/coverage erase

@@ -66,12 +66,15 @@ class Terminal:
     def interrupt(self, text: str) -> str:
         """Press Ctrl-C, and read up to this text.
 
-        Once more if nothing comes of it: Python misses a signal that comes just before it begins
-        to wait for a key.
+        Once more if nothing but its echo comes of it: Python misses a signal that comes just before
+        it begins to wait.
         """
         for _ in range(3):
             self.type("\x03")
-            if select.select([self._ours], [], [], PATIENCE / 3)[0]:
+            while self.seen.find(text, self._read) < 0:
+                if not select.select([self._ours], [], [], PATIENCE / 3)[0] or not self._more():
+                    break
+            else:
                 break
         return self.read_to(text)
 
