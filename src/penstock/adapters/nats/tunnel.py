@@ -5,9 +5,9 @@ all. The frames of the link travel over it as they do over TCP or TLS, so a work
 promise that it keeps there: its results are sent again, its payloads come from the engine, and
 the engine hears when it goes.
 
-Core NATS may lose a message without a word. So each message has a number, and whoever misses one
-ends the connection; the other end of a connection that is not known any more is told so. The link
-connects again, and both sides say what they hold.
+Core NATS may lose a message silently. So each message has a number, and the side that misses one
+ends the connection; a message on an unknown connection is answered with a close. The link connects
+again, and both sides say what they hold.
 
 Subjects, below the prefix: `up.PEER.CONNECTION` to the engine, `down.PEER.CONNECTION` from it,
 `beat.PEER` for heartbeats, `reset` for all when an engine (re)starts, `engine` to ask whether one
