@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.workloads.container.config import BuildRules, ImageRules, WorkerConfig
+from penstock.workloads.container.engine import EngineFacts
 from penstock.workloads.container.job import Limits, Rejected
 from penstock.workloads.container.protocol.dockerfile import bases_of
 from penstock.workloads.container.protocol.image_rules import parse_reference
@@ -25,7 +26,7 @@ CONFIGS = [
     WorkerConfig(build=BuildRules(enabled=True, bases=("*",))),
     WorkerConfig(images=ImageRules(allowed=("alpine:*",), root=("*",), network=("*",))),
 ]
-RUNTIMES = ("runc", "runsc")
+FACTS = EngineFacts(name="docker", version="1", can_build=True, runtimes=("runc", "runsc"))
 
 SCALARS = (
     st.none()
@@ -121,7 +122,7 @@ def answer(value: Any, config: WorkerConfig) -> Accepted | Rejected:
     """What a decoded value, or bytes, are answered."""
     read: Any = read_job if isinstance(value, bytes) else check_job
     try:
-        accepted: Accepted = read(value, config, can_build=True, runtimes=RUNTIMES)
+        accepted: Accepted = read(value, config, FACTS)
     except Rejected as refused:
         return refused
     return accepted
@@ -187,8 +188,7 @@ def test_what_is_accepted_is_accepted_again_from_its_own_body(
     first = answer(value, config)
     if isinstance(first, Accepted):
         assert answer(value, config) == first
-        options: Any = {"can_build": True, "runtimes": RUNTIMES}
-        assert read_job(first.body, config, **options) == first
+        assert read_job(first.body, config, FACTS) == first
 
 
 @settings(max_examples=300)

@@ -189,7 +189,12 @@ class FakeEngine:
     async def facts(self) -> EngineFacts:
         async with self._call("facts"):
             return EngineFacts(
-                name=self.name, version="1", can_build=True, can_pull=True, where=self.where
+                name=self.name,
+                version="1",
+                can_build=True,
+                can_pull=True,
+                networks=True,
+                where=self.where,
             )
 
     async def image(self, reference: str) -> Image:

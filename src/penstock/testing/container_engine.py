@@ -641,7 +641,7 @@ class EngineContract:
         self, make: MakeEngine
     ) -> None:
         async with self.lab(make) as lab:
-            if (await lab.engine.facts()).gpus:
+            if not (await lab.engine.facts()).no_gpus:
                 pytest.skip("this machine has GPUs")
             for gpus in (Gpus(-1), Gpus(2), Gpus(ids=("0",))):
                 with pytest.raises(Unsupported, match="GPU"):

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from penstock.workloads.container.config import BuildRules, WorkerConfig
+from penstock.workloads.container.engine import EngineFacts
 from penstock.workloads.container.job import Rejected
 from penstock.workloads.container.protocol.submission import Accepted, read_job
 
 CONFIG = WorkerConfig()
 BUILDING = WorkerConfig(build=BuildRules(enabled=True, bases=("scratch", "alpine:*")))
+FACTS = EngineFacts(name="docker", version="1", can_build=True, networks=True)
+"""Of an engine that has no GPUs."""
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
@@ -37,18 +40,20 @@ def building(dockerfile: Any, **more: Any) -> dict[str, Any]:
     return runtime(mode="build", image=..., build={"dockerfile": dockerfile} | more)
 
 
-def accept(value: Any, config: WorkerConfig = CONFIG, **more: Any) -> Accepted:
-    return read_job(json.dumps(value).encode(), config, **more)
+def accept(value: Any, config: WorkerConfig = CONFIG, facts: EngineFacts | None = None) -> Accepted:
+    return read_job(json.dumps(value).encode(), config, facts)
 
 
-def refuse(value: Any, config: WorkerConfig = CONFIG, **more: Any) -> Rejected:
+def refuse(value: Any, config: WorkerConfig = CONFIG, facts: EngineFacts | None = None) -> Rejected:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     with pytest.raises(Rejected) as caught:
-        read_job(body, config, **more)
+        read_job(body, config, facts)
     assert caught.value.error.message
     return caught.value
 
 
-def code_and_field(value: Any, config: WorkerConfig = CONFIG, **more: Any) -> tuple[str, str]:
-    error = refuse(value, config, **more).error
+def code_and_field(
+    value: Any, config: WorkerConfig = CONFIG, facts: EngineFacts | None = None
+) -> tuple[str, str]:
+    error = refuse(value, config, facts).error
     return error.code, error.field

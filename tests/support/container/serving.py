@@ -25,6 +25,7 @@ from tests.conftest import needs_runtime
 
 from penstock.testing.images import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
+from penstock.workloads.container.protocol.schema import RuntimeBody
 
 
 def serve_on(engine: str, folder: Path, request: pytest.FixtureRequest, **config: Any) -> Served:
@@ -214,9 +215,9 @@ def code_of(record: dict[str, Any]) -> str:
 
 def a_job(job_id: str, *cmd: str, limits: dict[str, Any] | None = None, **fields: Any) -> Any:
     """The protocol's Job object; fields of `runtime` are those that belong there."""
-    inner = {"image", "mode", "env", "stdin", "network", "user", "workdir", "runtime", "build"}
+    inner = RuntimeBody.__struct_fields__
     runtime: dict[str, Any] = {"mode": "image", "image": IMAGE, "cmd": list(cmd)}
-    runtime |= {name: fields.pop(name) for name in inner & fields.keys()}
+    runtime |= {name: fields.pop(name) for name in inner if name in fields}
     if limits is not None:
         runtime["limits"] = limits
     return {"protocol_version": 1, "job_id": job_id, "runtime": runtime, **fields}

@@ -11,6 +11,7 @@ from tests.support.container.container_submissions import (
     BUILDING,
     CONFIG,
     DIGEST,
+    FACTS,
     accept,
     building,
     code_and_field,
@@ -149,11 +150,12 @@ def test_a_mode_that_is_unknown_is_bad_even_of_an_array(bad: Any) -> None:
 
 def test_build_is_not_supported_unless_it_is_enabled_and_the_engine_can() -> None:
     asked = building("FROM scratch\n")
-    for config, can_build in ((CONFIG, True), (CONFIG, False), (BUILDING, False)):
-        error = refuse(asked, config, can_build=can_build).error
+    unable = replace(FACTS, can_build=False)
+    for config, facts in ((CONFIG, FACTS), (CONFIG, unable), (BUILDING, unable)):
+        error = refuse(asked, config, facts).error
         assert error.code == ErrorCode.RUNTIME_NOT_SUPPORTED
         assert error.message == "runtime.mode=build not supported on this worker"
-    assert accept(asked, BUILDING, can_build=True).job.mode is Mode.BUILD
+    assert accept(asked, BUILDING, FACTS).job.mode is Mode.BUILD
 
 
 @pytest.mark.parametrize("bad", [..., None, "", 5, True, ["alpine"], {}])
@@ -328,6 +330,7 @@ def test_what_can_not_be_honoured_is_refused_with_a_hint(given: Any, field: str)
 
 def test_a_misspelt_limit_is_answered_with_the_right_name() -> None:
     assert "memory_mb" in refuse(runtime(limits={"memroy_mb": 64})).error.message
+    assert "did you mean runtime.gpus?" in refuse(runtime(limits={"gpus": 1})).error.message
 
 
 def test_the_body_is_compact_and_every_number_as_it_was() -> None:
@@ -380,7 +383,7 @@ def test_a_body_over_the_cap_is_answered_413() -> None:
     with_files = job(inputs=[{"path": "a", "text": "x" * 1000}])
     assert accept(with_files, config).job.inputs[0].path == "a"
     with_context = building("FROM scratch", context=[{"path": "a", "text": "x" * 1000}])
-    assert accept(with_context, replace(BUILDING, max_body_bytes=1000), can_build=True)
+    assert accept(with_context, replace(BUILDING, max_body_bytes=1000))
 
 
 def test_files_have_a_cap_of_their_own() -> None:

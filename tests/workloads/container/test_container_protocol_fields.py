@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.container.container_submissions import (
     CONFIG,
     DIGEST,
+    FACTS,
     accept,
     code_and_field,
     job,
+    refuse,
     runtime,
 )
 from tests.support.rows import every
@@ -252,6 +255,23 @@ def test_gpus_that_can_not_be_read_are_an_invalid_field(bad: Any) -> None:
     assert code_and_field(runtime(gpus=bad)) == (ErrorCode.INVALID_FIELD, "runtime.gpus")
 
 
+@every("asked", ["all", 1, "0,1"])
+def test_gpus_are_refused_with_the_reason_where_there_are_none(asked: Any) -> None:
+    error = refuse(runtime(gpus=asked), CONFIG, replace(FACTS, no_gpus="there is none")).error
+    assert (error.code, error.field) == (ErrorCode.NOT_ALLOWED, "runtime.gpus")
+    assert error.message == "runtime.gpus: there is none"
+    assert accept(runtime(gpus=asked), CONFIG, replace(FACTS, no_gpus=""))
+    assert accept(runtime(gpus=0), CONFIG, FACTS)
+
+
+def test_a_network_is_refused_where_the_engine_has_none() -> None:
+    config = WorkerConfig(images=ImageRules(network=("*",)))
+    asked = runtime(network="bridge")
+    assert accept(asked, config, FACTS).job.network == "bridge"
+    refused = code_and_field(asked, config, replace(FACTS, networks=False))
+    assert refused == (ErrorCode.NOT_ALLOWED, "runtime.network")
+
+
 @pytest.mark.parametrize(
     ("given", "user"),
     [(1000, (1000, 1000)), ("1000:1001", (1000, 1001)), ("7", (7, 7))],
@@ -304,35 +324,41 @@ def test_a_workdir_is_an_absolute_path() -> None:
 
 
 def test_a_runtime_must_be_offered_and_no_weaker_than_the_workers() -> None:
-    offered = {"runtimes": ("runc", "runsc")}
-    assert accept(runtime(runtime="runsc"), **offered).job.runtime == "runsc"
-    assert accept(runtime(runtime="runc"), **offered).job.runtime == "runc"
+    offered = replace(FACTS, runtimes=("runc", "runsc"))
+    assert accept(runtime(runtime="runsc"), CONFIG, offered).job.runtime == "runsc"
+    assert accept(runtime(runtime="runc"), CONFIG, offered).job.runtime == "runc"
     field = "runtime.runtime"
-    assert code_and_field(runtime(runtime="kata"), **offered) == (ErrorCode.NOT_ALLOWED, field)
+    assert code_and_field(runtime(runtime="kata"), CONFIG, offered) == (
+        ErrorCode.NOT_ALLOWED,
+        field,
+    )
     assert code_and_field(runtime(runtime="runsc")) == (ErrorCode.NOT_ALLOWED, field)
     strong = WorkerConfig(runtime="runsc")
-    assert code_and_field(runtime(runtime="runc"), strong, **offered) == (
+    assert code_and_field(runtime(runtime="runc"), strong, offered) == (
         ErrorCode.NOT_ALLOWED,
         field,
     )
     bad: Any
     for bad in ("", "-x", "a b", "a/b", 5, True, [], "x" * 65):
-        assert code_and_field(runtime(runtime=bad), **offered) == (ErrorCode.INVALID_FIELD, field)
+        assert code_and_field(runtime(runtime=bad), CONFIG, offered) == (
+            ErrorCode.INVALID_FIELD,
+            field,
+        )
 
 
 def test_an_image_that_must_be_sandboxed_can_not_ask_for_less() -> None:
     config = WorkerConfig(images=ImageRules(sandboxed=("wild:*",)))
-    offered = {"runtimes": ("runc", "runsc")}
-    assert accept(runtime(image="wild"), config, **offered).job.runtime == ""
-    assert accept(runtime(image="wild", runtime="runsc"), config, **offered)
+    offered = replace(FACTS, runtimes=("runc", "runsc"))
+    assert accept(runtime(image="wild"), config, offered).job.runtime == ""
+    assert accept(runtime(image="wild", runtime="runsc"), config, offered)
     for image in ("wild", "wild:2", "registry.example/wild", f"wild@{DIGEST}"):
         asked = runtime(image=image, runtime="runc")
-        assert code_and_field(asked, config, **offered) == (
+        assert code_and_field(asked, config, offered) == (
             ErrorCode.NOT_ALLOWED,
             "runtime.runtime",
         )
     assert (
-        code_and_field(runtime(image="wild"), config, runtimes=("runc",))[0]
+        code_and_field(runtime(image="wild"), config, replace(FACTS, runtimes=("runc",)))[0]
         == ErrorCode.NOT_ALLOWED
     )
 

@@ -6,9 +6,11 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.container.container_submissions import (
     BUILDING,
     DIGEST,
+    FACTS,
     accept,
     building,
     code_and_field,
@@ -221,7 +223,7 @@ def test_a_build_brings_a_dockerfile_and_its_context() -> None:
         "FROM alpine\nCOPY a /a\n",
         context=[{"path": "a", "text": "x"}, {"path": "b", "base64": ""}],
     )
-    made = accept(asked, BUILDING, can_build=True).job
+    made = accept(asked, BUILDING).job
     assert made.image == ""
     assert made.build is not None
     assert made.build.bases == ("alpine",)
@@ -254,13 +256,13 @@ def test_a_build_brings_a_dockerfile_and_its_context() -> None:
 def test_a_build_that_is_not_whole_is_an_invalid_field(build: Any, field: str) -> None:
     asked = building("")
     asked["runtime"]["build"] = build
-    assert code_and_field(asked, BUILDING, can_build=True) == (ErrorCode.INVALID_FIELD, field)
+    assert code_and_field(asked, BUILDING) == (ErrorCode.INVALID_FIELD, field)
 
 
 def test_a_build_is_based_on_listed_images_only() -> None:
     def answered(text: str, *bases: str) -> tuple[str, str]:
         config = WorkerConfig(build=BuildRules(enabled=True, bases=bases))
-        return code_and_field(building(text), config, can_build=True)
+        return code_and_field(building(text), config)
 
     refused = (ErrorCode.IMAGE_NOT_ALLOWED, "runtime.build.dockerfile")
     assert answered("FROM other", "scratch") == refused
@@ -268,7 +270,7 @@ def test_a_build_is_based_on_listed_images_only() -> None:
     assert answered("FROM later AS x\nFROM scratch AS later", "scratch") == refused
     assert answered("FROM pinned", f"pinned@{DIGEST}") == refused
     pinned = WorkerConfig(build=BuildRules(enabled=True, bases=(f"pinned@{DIGEST}",)))
-    assert accept(building(f"FROM pinned@{DIGEST}"), pinned, can_build=True)
+    assert accept(building(f"FROM pinned@{DIGEST}"), pinned)
 
 
 def test_what_is_built_gets_no_grant_that_is_meant_for_a_named_image() -> None:
@@ -279,7 +281,7 @@ def test_what_is_built_gets_no_grant_that_is_meant_for_a_named_image() -> None:
         build=BUILDING.build,
         images=ImageRules(root=("trusted", "alpine:*"), network=("trusted",)),
     )
-    assert code_and_field(asked, trusting, can_build=True) == (
+    assert code_and_field(asked, trusting) == (
         ErrorCode.NOT_ALLOWED,
         "runtime.user",
     )
@@ -289,5 +291,5 @@ def test_what_is_built_on_a_sandboxed_image_is_sandboxed() -> None:
     config = WorkerConfig(build=BUILDING.build, images=ImageRules(sandboxed=("alpine:*",)))
     asked = building("FROM alpine")
     asked["runtime"]["runtime"] = "runc"
-    answered = code_and_field(asked, config, can_build=True, runtimes=("runc", "runsc"))
+    answered = code_and_field(asked, config, replace(FACTS, runtimes=("runc", "runsc")))
     assert answered == (ErrorCode.NOT_ALLOWED, "runtime.runtime")

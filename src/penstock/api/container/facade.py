@@ -252,13 +252,7 @@ class ContainerFacade:
         return Receipt(job.job_id, ContainerRecord(stored).state)
 
     def _read(self, body: bytes) -> Accepted:
-        facts = self._host.facts
-        return read_job(
-            body,
-            self._config,
-            can_build=facts is None or facts.can_build,
-            runtimes=() if facts is None else facts.runtimes,
-        )
+        return read_job(body, self._config, self._host.facts)
 
     def _request(self, accepted: Accepted, pointer: str, key: str) -> JobRequest:
         job, limits, config = accepted.job, accepted.job.limits, self._config
@@ -457,7 +451,7 @@ class ContainerFacade:
             version=__version__,
             engine=self._host.engine.name,
             modes=(Mode.IMAGE, Mode.BUILD) if builds else (Mode.IMAGE,),
-            gpus=facts is not None and facts.gpus,
+            gpus=facts is not None and not facts.no_gpus,
             limits={
                 "defaults": msgspec.structs.asdict(config.defaults),
                 "max": msgspec.structs.asdict(config.max_limits),

@@ -287,8 +287,8 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     can_pull: bool = False
     networks: bool = False
     """Whether it can give containers a network."""
-    gpus: bool = False
-    """Whether it can pass GPUs on and this machine seems to have some."""
+    no_gpus: str = "this engine gives containers no GPUs"
+    """Why containers can't have GPUs; empty if they can, as far as is known."""
     user_namespaces: bool = False
     where: str = ""
     """Its socket or its program."""

@@ -139,13 +139,11 @@ class ContainerExecutor:
             value = read_input(payload)
         except Unreadable as error:
             raise InvalidRequest("input", f"can't be read: {error}") from error
-        facts = self.host.facts if self.host is not None else None
         try:
             job = check_job(
                 completed(value, job_id),
                 self._config,
-                can_build=facts is None or facts.can_build,
-                runtimes=facts.runtimes if facts is not None else (),
+                self.host.facts if self.host is not None else None,
                 body=_body(payload, value, job_id),
             ).job
         except Rejected as refused:

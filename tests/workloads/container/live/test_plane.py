@@ -192,6 +192,8 @@ def test_a_wrong_field_is_named_and_nothing_is_stored(ps: penstock.Client) -> No
         ps.submit("job.container.run", {})
     with pytest.raises(penstock.NotPermitted, match="NOT_ALLOWED"):
         shell("true", network=True).submit(ps)
+    with pytest.raises(penstock.NotPermitted, match=r"runtime\.gpus: this engine gives .* no GPUs"):
+        shell("true", gpus="all").submit(ps)
     assert ps.jobs() == []
 
 

@@ -203,6 +203,17 @@ def test_a_submission_that_is_not_valid_is_rejected_with_an_error_and_not_stored
     assert served.ids() == before
 
 
+def test_gpus_are_refused_with_a_reason_where_there_are_none(served: Served) -> None:
+    if served.ask("GET", "/info")[1]["gpus"]:
+        pytest.skip("this machine has GPUs")
+    for asked in ("all", 1, "device=0"):
+        job = a_job(new_id(), "true", gpus=asked)
+        status, answer = served.ask("POST", "/jobs", job)
+        assert (status, answer["error"]["field"]) == (400, "runtime.gpus"), answer
+        assert "GPU" in answer["error"]["message"]
+        assert served.ask("GET", f"/jobs/{job['job_id']}")[0] == 404
+
+
 @pytest.mark.seed("003", "2.14", "2.17")
 def test_the_refusal_that_the_seed_shows_is_answered_to_the_letter(served: Served) -> None:
     job = a_job("job-123", mode="build")

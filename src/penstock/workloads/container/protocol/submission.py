@@ -24,7 +24,7 @@ from penstock.core.check import MAX_POINTER
 from penstock.core.errors import PenstockError, did_you_mean
 from penstock.core.pointer import decode_data, scheme_of
 from penstock.workloads.container.config import InputRules, WorkerConfig
-from penstock.workloads.container.engine import BRIDGE, NO_NETWORK, Gpus
+from penstock.workloads.container.engine import BRIDGE, NO_NETWORK, EngineFacts, Gpus
 from penstock.workloads.container.job import (
     INPUT_FOLDER,
     OUTPUT_FOLDER,
@@ -133,10 +133,9 @@ def body_limit(config: WorkerConfig) -> int:
     return max(config.max_body_bytes, config.inputs.max_bytes)
 
 
-def read_job(
-    body: bytes, config: WorkerConfig, *, can_build: bool = False, runtimes: Collection[str] = ()
-) -> Accepted:
-    """Check a submission as it came. Raises Rejected, and nothing else, for any bytes."""
+def read_job(body: bytes, config: WorkerConfig, facts: EngineFacts | None = None) -> Accepted:
+    """Check a submission as it came. Raises Rejected, and nothing else, for any bytes. What the
+    engine lacks is refused where its `facts` are known."""
     if len(body) > body_limit(config):
         raise _too_large(len(body), body_limit(config))
     try:
@@ -145,20 +144,15 @@ def read_job(
         raise Rejected(ErrorCode.INVALID_BODY, str(error)) from None
     if len(body) > config.max_body_bytes and not _brings_files(value):
         raise _too_large(len(body), config.max_body_bytes)
-    return check_job(value, config, can_build=can_build, runtimes=runtimes, body=compact(body))
+    return check_job(value, config, facts, body=compact(body))
 
 
 def check_job(
-    value: Any,
-    config: WorkerConfig,
-    *,
-    can_build: bool = False,
-    runtimes: Collection[str] = (),
-    body: bytes | None = None,
+    value: Any, config: WorkerConfig, facts: EngineFacts | None = None, *, body: bytes | None = None
 ) -> Accepted:
     """The same for a value that was decoded elsewhere."""
     try:
-        return _Check(config, can_build, runtimes).job(value, body)
+        return _Check(config, facts).job(value, body)
     except _Refused as error:
         job_id = None if error.code is ErrorCode.INVALID_BODY else _echo(value)
         raise Rejected(error.code, str(error), field=error.field, job_id=job_id) from None
@@ -167,8 +161,9 @@ def check_job(
 class _Check:
     """One submission on its way through the checks."""
 
-    def __init__(self, config: WorkerConfig, can_build: bool, runtimes: Collection[str]) -> None:
-        self._config, self._can_build, self._runtimes = config, can_build, runtimes
+    def __init__(self, config: WorkerConfig, facts: EngineFacts | None) -> None:
+        self._config, self._facts = config, facts
+        self._runtimes = facts.runtimes if facts is not None else ()
 
     def job(self, value: Any, body: bytes | None) -> Accepted:
         job, body = _check_body(value, body)
@@ -198,7 +193,7 @@ class _Check:
             user=self._user(asked.user, image),
             workdir=_read_workdir(asked.workdir),
             runtime=self._runtime(asked.runtime),
-            gpus=_read_gpus(asked.gpus),
+            gpus=self._gpus(asked.gpus),
             mounts=self._mounts(asked.mounts or ()),
             read_only=self._read_only(asked.read_only, image),
             priority=given.priority or Priority.NORMAL,
@@ -222,7 +217,8 @@ class _Check:
         if not isinstance(value, str) or value not in tuple(Mode):
             raise _Refused(ErrorCode.BAD_RUNTIME_MODE, "runtime.mode: must be 'image' or 'build'")
         mode = Mode(value)
-        if mode is Mode.BUILD and not (self._config.build.enabled and self._can_build):
+        can_build = self._config.build.enabled and (self._facts is None or self._facts.can_build)
+        if mode is Mode.BUILD and not can_build:
             message = "runtime.mode=build not supported on this worker"
             raise _Refused(ErrorCode.RUNTIME_NOT_SUPPORTED, message)
         return mode
@@ -251,6 +247,8 @@ class _Check:
             return name
         if not granted(config.images.network, image):
             _forbid(field, "jobs of this image get no network on this worker (images.network)")
+        if self._facts is not None and not self._facts.networks:
+            _forbid(field, f"the engine {self._facts.name} gives containers no network")
         if name not in config.networks:
             offered = ", ".join(config.networks) or "none"
             _forbid(
@@ -295,6 +293,16 @@ class _Check:
                 _forbid(f"{field}.source", f"{_shown(one.source)} is not in this worker's mounts")
             mounts.append(Mount(Path(source), target))
         return tuple(mounts)
+
+    def _gpus(self, value: int | str | None) -> str:
+        text = "" if value is None else str(value)
+        try:
+            asked = Gpus.parse(text)
+        except ValueError as error:
+            _refuse("runtime.gpus", str(error))
+        if asked and self._facts is not None and self._facts.no_gpus:
+            _forbid("runtime.gpus", self._facts.no_gpus)
+        return text if asked else ""
 
     def _runtime(self, value: str | None) -> str:
         field, own = "runtime.runtime", self._config.runtime
@@ -398,8 +406,10 @@ def _shaped(job: Mapping[str, Any], runtime: Mapping[str, Any]) -> JobBody:
         message, _, where = str(error).partition(" - at `$")
     field = where.rstrip("`").lstrip(".").removesuffix("[...]")
     if unknown := _UNKNOWN.fullmatch(message):
-        struct = LimitsBody if field.endswith("limits") else RuntimeBody
-        hint = did_you_mean(unknown[1], struct.__struct_fields__)
+        known = (LimitsBody if field == "runtime.limits" else RuntimeBody).__struct_fields__
+        hint = did_you_mean(unknown[1], known)
+        if field == "runtime.limits" and unknown[1] in RuntimeBody.__struct_fields__:
+            hint = f"did you mean runtime.{unknown[1]}?"
         _refuse(f"{field}.{unknown[1]}", f"unknown field{f' ({hint})' if hint else ''}")
     if missing := _MISSING.fullmatch(message):
         _refuse(f"{field}.{missing[1]}".lstrip("."), "is required")
@@ -545,14 +555,6 @@ def _read_workdir(value: str | None) -> str:
     if ".." in value.split("/"):
         _refuse(field, "has a part '..'")
     return posixpath.normpath("/" + value.lstrip("/"))
-
-
-def _read_gpus(value: int | str | None) -> str:
-    text = "" if value is None else str(value)
-    try:
-        return text if Gpus.parse(text) else ""
-    except ValueError as error:
-        _refuse("runtime.gpus", str(error))
 
 
 def _read_labels(labels: Mapping[str, str]) -> dict[str, str]:

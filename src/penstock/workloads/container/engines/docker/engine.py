@@ -107,14 +107,13 @@ class DockerEngine:
             can_build=True,
             can_pull=True,
             networks=True,
-            gpus=self._gpus_problem() == "",
+            no_gpus=self._no_gpus(),
             user_namespaces=self._has_user_namespaces(),
             where=self._api.socket,
             security=(*(info.security_options or ()), *(() if self._has_init() else (NO_INIT,))),
         )
 
-    def _gpus_problem(self) -> str:
-        """Why containers can't have GPUs; empty if they can, as far as is known."""
+    def _no_gpus(self) -> str:
         if self._is_podman:
             return podman.gpus_problem(self._api.version.version if self._api.version else "")
         if "nvidia" in ((self._info and self._info.runtimes) or ()) or has_gpu():
@@ -200,7 +199,7 @@ class DockerEngine:
         if not (spec.gpus or spec.user_namespace or spec.runtime):
             return
         info = await self._asked_info()
-        if spec.gpus and (problem := self._gpus_problem()):
+        if spec.gpus and (problem := self._no_gpus()):
             raise Unsupported(problem)
         if spec.user_namespace and not self._has_user_namespaces():
             raise Unsupported(
