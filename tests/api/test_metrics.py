@@ -70,6 +70,8 @@ def a_worker(pool: str = "default", status: str = "ready", slots: int = 4) -> Wo
         facts={
             "paused": {"job.llm.m": "no memory"},
             "models": {"job.llm.m": {"state": "ill", "cause": "no memory"}},
+            "tokens": {"job.llm.m": {"prompt": 5, "completion": 7}},
+            "usage": {"a": {"peak_memory_bytes": 100}, "b": {"cpu_seconds": 1.5}},
         },
     )
 
@@ -119,6 +121,15 @@ def told(scrape: Figures) -> Samples:
 
 def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, tuple(sorted(labels.items()))]
+
+
+def test_tokens_of_models_and_containers_are_told() -> None:
+    samples = told(figures(workers=[a_worker(), a_worker()]))
+    tokens = "penstock_model_tokens_total"
+    assert value(samples, tokens, topic="job.llm.m", kind="prompt") == 10
+    assert value(samples, tokens, topic="job.llm.m", kind="completion") == 14
+    assert value(samples, "penstock_containers", worker="w") == 2
+    assert value(samples, "penstock_container_memory_bytes", worker="w") == 100
 
 
 def test_jobs_are_counted_by_state_and_every_state_is_told() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 from tests.support.browser.world import World
 
 from penstock.core.job import Job
+from penstock.lifecycles.spool import Status
 from penstock.ports.engine_api import KeyRole
+from penstock.workloads.spool.client.work import Work
 
 
 def test_a_link_signs_in_with_one_click(open_page, engine: World) -> None:
@@ -46,6 +48,7 @@ PAGES = {
     "workers": "calm",
     "models": "parrot",
     "containers": "hello:1",
+    "spools": "input/ready",
     "policy": "no-shell",
     "keys": "ada",
     "audit": "schedule.put",
@@ -107,6 +110,34 @@ def test_a_job_moves_and_logs_before_ones_eyes(open_page, engine: World) -> None
     expect(page.locator(".log")).to_contain_text("counted 15")
     page.get_by_label("Search in the log").fill("counted 1")
     expect(page.locator(".log-view")).to_contain_text("7 of 15 lines")
+
+
+def cell(row: Locator, heading: str) -> Locator:
+    return row.locator(f"td[data-title='{heading}']")
+
+
+def test_a_container_that_runs_shows_what_it_has_used(open_page, jobs: dict[str, Job]) -> None:
+    row = open_page("containers").locator("tbody tr", has_text="endless:1")
+    expect(row).to_contain_text("RUNNING")
+    expect(cell(row, "Memory")).to_have_text("1.0 MiB")
+    expect(cell(row, "CPU")).to_have_text("250 ms")
+
+
+def test_the_speed_of_a_model_is_shown(open_page, engine: World) -> None:
+    row = open_page("models").locator("tbody tr", has_text="parrot")
+    expect(cell(row, "Tokens/s")).to_have_text("0.0")
+    chat = {"kind": "chat", "messages": [{"role": "user", "content": "one two three four"}]}
+    engine.wait(engine.submit("job.llm.parrot", chat))
+    expect(cell(row, "Tokens/s")).to_have_text(re.compile("[1-9]"))
+
+
+def test_a_job_in_a_spool_is_counted_in_its_folder(open_page, engine: World) -> None:
+    row = open_page("spools").locator("tbody tr")
+    expect(row).to_contain_text("IDLE")
+    queued = engine.spool.counts()[Status.QUEUED]
+    expect(cell(row, "input/ready")).to_have_text(str(queued))
+    Work(engine.spool.workspace).submit("And another thing.")
+    expect(cell(row, "input/ready")).to_have_text(str(queued + 1))
 
 
 def test_rows_change_in_place_and_new_ones_wait_for_a_click(open_page, engine: World) -> None:

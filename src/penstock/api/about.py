@@ -1,7 +1,9 @@
-"""Health, the API's own description, and the state of models split over nodes."""
+"""Health, the API's own description, models split over nodes, and workspaces of spool servers."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -9,8 +11,11 @@ from msgspec import Struct
 from penstock.api.operation import PUBLIC, Operation
 from penstock.api.page import STYLE_HASH
 from penstock.api.reply import JSON_HEADERS, NO_STORE, Headers, Reply, json_reply
+from penstock.core.errors import PenstockError
+from penstock.lifecycles.spool import Status
 from penstock.ports.engine_api import KeyRole
 from penstock.workloads.pipes.status import PipesView, status_of
+from penstock.workloads.spool.client.flow import Flow
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -62,6 +67,36 @@ async def get_docs(call: Call) -> Reply:
 
 async def get_pipes(call: Call) -> Reply:
     return json_reply(status_of(await call.api.workers()))
+
+
+class SpoolView(Struct, frozen=True, kw_only=True):
+    """One workspace of a spool server."""
+
+    path: str
+    served: bool
+    """Whether a server is there that takes queued jobs."""
+    counts: dict[Status, int] = {}
+    """Jobs by state: how many lie in each folder."""
+    problem: str = ""
+    """Why it can't be read."""
+
+
+class SpoolsView(Struct, frozen=True):
+    spools: list[SpoolView]
+
+
+async def get_spools(call: Call) -> Reply:
+    spools = [await asyncio.to_thread(_spool, path) for path in call.services.options.spools]
+    return json_reply(SpoolsView(spools))
+
+
+def _spool(path: Path) -> SpoolView:
+    try:
+        flow = Flow(path)
+        flow.workspace.check()
+        return SpoolView(path=str(path), served=flow.is_served(), counts=flow.counts())
+    except (PenstockError, OSError) as error:
+        return SpoolView(path=str(path), served=False, problem=str(error))
 
 
 _DESCRIPTION = "OpenAPI 3.1, made from the same table as the server's own routes."
@@ -124,5 +159,14 @@ OPERATIONS = (
             "Which node holds which layers, what each has to do, and whether every layer is held; "
             "at most a second or two old."
         ),
+    ),
+    Operation(
+        "GET",
+        "/v1/spools",
+        get_spools,
+        role=KeyRole.OPERATE,
+        answer=SpoolsView,
+        summary="Show workspaces of spool servers",
+        description="Those in the setting `spools`, with the number of jobs in each folder.",
     ),
 )

@@ -144,8 +144,7 @@ class Application:
         call = Call(scope, headers, receive, self._services, operation, params)
         if operation.role is not PUBLIC:
             call.session = self._identify(scope, headers)
-            if operation.body is not None:
-                _check_role(call.session, operation, params)
+            _check_role(call.session, operation, params)
         if operation.query is None and scope["query_string"] and not self._ignore_unknown:
             refuse_query(scope["query_string"])
         return call
@@ -308,7 +307,7 @@ def _log_access(scope: dict[str, Any], status: int, seconds: float) -> None:
 
 
 def _check_role(session: Session, operation: Operation, params: dict[str, str]) -> None:
-    """Refuse a caller without the role before the body is read."""
+    """Refuse a caller without the role, before a body is read."""
     role = operation.role
     if isinstance(role, KeyRole) and session.require is not None and not session.caller.may(role):
         session.require(role, operation.action, "/".join(params.values())[:128])

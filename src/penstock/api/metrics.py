@@ -38,7 +38,7 @@ from penstock.ports.engine_api import (
     PoolView,
     WorkerView,
 )
-from penstock.ports.executor import MODELS, PAUSED
+from penstock.ports.executor import MODELS, PAUSED, TOKENS, USAGE
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -259,6 +259,42 @@ def _fleet(workers: list[WorkerView], pools: list[PoolView]) -> Iterator[Metric]
     for labels, number in sorted(states.items())[:_MOST]:
         models.add_metric(labels, number)
     yield models
+    yield from _tokens(workers)
+    yield from _used(workers)
+
+
+def _tokens(workers: list[WorkerView]) -> Iterator[Metric]:
+    family = CounterMetricFamily(
+        "penstock_model_tokens",
+        "Tokens of a language model since its workers started: prompt (read, without those that "
+        "were cached) or completion (generated).",
+        labels=["topic", "kind"],
+    )
+    counts: Counter[tuple[str, str]] = Counter()
+    for worker in workers:
+        for topic, kinds in worker.facts.get(TOKENS, {}).items():
+            for kind, number in kinds.items():
+                counts[topic, kind] += number
+    for labels, number in sorted(counts.items())[:_MOST]:
+        family.add_metric(labels, number)
+    yield family
+
+
+def _used(workers: list[WorkerView]) -> Iterator[Metric]:
+    """Sums by worker: jobs as labels would have no bound."""
+    memory = GaugeMetricFamily(
+        "penstock_container_memory_bytes",
+        "Peak memory of the containers that run now, added up.",
+        labels=["worker"],
+    )
+    running = GaugeMetricFamily("penstock_containers", "Containers that run.", labels=["worker"])
+    for worker in workers[:_MOST]:
+        if (used := worker.facts.get(USAGE)) is not None:
+            peaks = (one.get("peak_memory_bytes") or 0 for one in used.values())
+            memory.add_metric([worker.worker_id], sum(peaks))
+            running.add_metric([worker.worker_id], len(used))
+    yield memory
+    yield running
 
 
 def _limits(limits: list[LimitView]) -> Iterator[Metric]:

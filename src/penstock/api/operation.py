@@ -44,7 +44,7 @@ class Operation(Struct, frozen=True):
     summary: str
     description: str = ""
     role: KeyRole | str = ANY
-    """Required role: documented, checked by the EngineApi, and checked before a body is read."""
+    """Required role: documented, and checked here and by the EngineApi."""
     all_tenants: bool = False
     """It affects every tenant: a key that is bound to one is refused."""
     query: type[Struct] | None = None

@@ -41,6 +41,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     """URL prefixes, as `https://example.com/`, below which images of requests are fetched."""
     models_dir: Path | None = None
     """Where models are kept that a client pulls; None: nothing can be pulled."""
+    spools: tuple[Path, ...] = ()
+    """Workspaces of spool servers, whose jobs are counted on request."""
     ignore_unknown: bool = False
     """Whether unknown parameters of a query, and slashes at the end of a path, are ignored."""
 

@@ -528,6 +528,7 @@ def http_options(settings: Settings) -> HttpOptions:
         openai_strict=settings.openai.strict,
         image_sources=settings.openai.image_sources,
         models_dir=settings.model_folder,
+        spools=tuple(map(Path, settings.spools)),
     )
 
 

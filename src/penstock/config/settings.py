@@ -400,6 +400,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How many jobs the engine's own worker, or a worker process, runs at once."""
     pipelines: tuple[str, ...] = ()
     """Pipelines that are served besides the application's, as `module:name`."""
+    spools: tuple[str, ...] = ()
+    """Folders of spool servers on this machine. The dashboard and `GET /v1/spools` show how many
+    jobs each of their folders holds."""
     unknown_topics: UnknownTopics = UnknownTopics.REFUSE
     """Whether a job whose topic no worker serves is refused, or held until one does."""
     log_level: LogLevel = LogLevel.INFO

@@ -163,8 +163,14 @@ IN_JOB_LOG = "in_job_log"
 
 MODELS = "models"
 """Under which `facts()` describe the language models of topics, as `{topic: {"context": 8192}}`."""
+TOKENS = "tokens"
+"""The fact that counts what language models have read and generated since the worker started:
+{topic: {"prompt": 12, "completion": 34}}. Cached tokens of prompts are left out."""
 PAUSED = "paused"
 """The fact that names topics which an executor can't run at present: {topic: why}."""
+USAGE = "usage"
+"""The fact that says what running jobs have used so far: {job_id: {"peak_memory_bytes": 1048576,
+"cpu_seconds": 0.25}}."""
 
 SCHEMA = "schema:"
 """How the names of facts begin that describe the jobs of a topic: `schema:TOPIC` is a mapping with

@@ -31,6 +31,8 @@ from penstock.ports.engine_api import CatchUp, KeyRole, Limit, Schedule
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.executor import ContainerExecutor
 from penstock.workloads.llm.executor import LlmExecutor
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.work import Work
 
 T = TypeVar("T")
 
@@ -51,9 +53,12 @@ class World:
             "rules": str(folder / "rules.toml"),
             "durability": "memory",
             "http__listen": "127.0.0.1:0",
+            "spools": [str(folder / "spool")],
             **settings,
         }
         self.settings = load(flags=flags)
+        self.spool = Flow(folder / "spool")
+        Work(self.spool.workspace).submit("Say something.")
         containers = ContainerExecutor(
             WorkerConfig(jobs_dir=folder / "containers", disk_low_mb=0),
             FakeEngine(SystemClock(), IMAGES),

@@ -12,6 +12,7 @@ import overview from "./pages/overview.js";
 import pipelines from "./pages/pipelines.js";
 import policy from "./pages/policy.js";
 import schedules from "./pages/schedules.js";
+import spools from "./pages/spools.js";
 import submit from "./pages/submit.js";
 import workers from "./pages/workers.js";
 
@@ -35,6 +36,7 @@ export const SECTIONS = [
       { path: "workers", title: "Workers", page: workers, needs: "list_workers", badge: (status) => status.paused_pools.length },
       { path: "models", title: "Models", page: models, badge: (status) => Object.keys(status.paused_topics).length },
       { path: "containers", title: "Containers", page: containers },
+      { path: "spools", title: "Spools", page: spools, needs: "get_spools" },
     ],
   ],
   [

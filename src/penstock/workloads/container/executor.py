@@ -30,6 +30,7 @@ from penstock.ports.executor import (
     PAUSED,
     REATTACHABLE,
     SCHEMA,
+    USAGE,
     CancelToken,
     Context,
     Environment,
@@ -178,7 +179,7 @@ class ContainerExecutor:
 
     def facts(self) -> Mapping[str, Any]:
         """What the engine is told of this worker: what a job takes, lost jobs to which it can
-        reattach, and why it takes no others now."""
+        reattach, why it takes no others now, and what its containers have used."""
         host = self.host
         if host is None:
             return {}
@@ -187,6 +188,7 @@ class ContainerExecutor:
             SCHEMA + TOPIC: _SCHEMA,
             REATTACHABLE: dict(host.reattachable),
             PAUSED: {TOPIC: obstacle} if obstacle else {},
+            USAGE: msgspec.to_builtins(host.usage),
         }
 
     async def close(self) -> None:

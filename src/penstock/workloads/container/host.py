@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ from penstock.workloads.container.engine import (
     JOB_LABEL,
     OWNER_LABEL,
     ContainerEngine,
+    ContainerNotFound,
     ContainerState,
     ContainerSummary,
     EngineError,
@@ -36,7 +38,7 @@ from penstock.workloads.container.engine import (
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import JobFolders, owner_of
 from penstock.workloads.container.images import PulledImages
-from penstock.workloads.container.job import TOPIC, ContainerJob
+from penstock.workloads.container.job import TOPIC, ContainerJob, Usage
 from penstock.workloads.container.machine import Capacity, Machine, disk_of
 from penstock.workloads.container.runner import Runner
 from penstock.workloads.container.timeouts import Late, done_within, drop, set_within, within
@@ -129,6 +131,8 @@ class ContainerHost:
         """Jobs that this process runs, with the names of their images."""
         self._settling: dict[str, asyncio.Task[None]] = {}
         """Jobs that have ended, until their end is recorded and nothing of them is left."""
+        self.usage: dict[str, Usage] = {}
+        """What running containers have used, as seen a few seconds ago at most; by job."""
         self.reattachable: dict[str, int] = {}
         """Lost jobs whose work is here, by id, and their attempts."""
         self._soon = asyncio.Event()
@@ -176,6 +180,7 @@ class ContainerHost:
         if (output := self.outputs.pop(job_id, None)) is not None:
             output.close()
         self._running.pop(job_id, None)
+        self.usage.pop(job_id, None)
         self.capacity.release(job_id)
         self._change()
 
@@ -413,8 +418,17 @@ class ContainerHost:
             try:
                 self.facts = await self._within(_ANSWER, self.engine.facts())
                 self._note("")
+                await self._measure()
             except EngineError as error:
                 self._note(str(error) or type(error).__name__)
+
+    async def _measure(self) -> None:
+        for job_id in tuple(self.outputs):
+            with suppress(ContainerNotFound):  # not made yet, or gone
+                name = self.runner.name_of(job_id)
+                used = await self._within(_ANSWER, self.engine.usage(name))
+                if job_id in self.outputs:
+                    self.usage[job_id] = used
 
     def _note(self, problem: str) -> None:
         if bool(problem) != bool(self._problem):

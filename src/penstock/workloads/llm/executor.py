@@ -25,6 +25,7 @@ from penstock.ports.executor import (
     MODELS,
     PAUSED,
     SCHEMA,
+    TOKENS,
     Context,
     Environment,
     Outcome,
@@ -38,11 +39,15 @@ from penstock.workloads.llm.values import (
     ChatRequest,
     Delta,
     EmbeddingRequest,
+    EmbeddingResult,
     EngineCrashed,
     EngineUnavailable,
     LlmFailure,
     LlmRequest,
+    LlmResult,
     TokenizeRequest,
+    TokenizeResult,
+    Usage,
     read_request,
 )
 
@@ -87,6 +92,8 @@ class LlmExecutor:
             self._health.listeners.append(_log_change)
         self._known: dict[str, dict[str, Any]] = {}
         """What callers can see of each model, by its topic."""
+        self._used: dict[str, Usage] = {}
+        """Tokens that were read and generated here, by topic."""
         self._crashes: dict[str, int] = {}
         """How often the engine died under a job, by its id."""
 
@@ -96,7 +103,14 @@ class LlmExecutor:
             return self._schemas
         ill = {self._prefix + model: str(why) for model, why in self._health.ill.items()}
         models = {topic: self._known.get(topic, {}) | self._state(topic) for topic in self.topics}
-        return {MODELS: models, **self._schemas, **({PAUSED: ill} if ill else {})}
+        tokens = {
+            topic: {
+                "prompt": used.prompt_tokens - used.cached_tokens,
+                "completion": used.completion_tokens,
+            }
+            for topic, used in self._used.items()
+        }
+        return {MODELS: models, TOKENS: tokens, **self._schemas, **({PAUSED: ill} if ill else {})}
 
     def _state(self, topic: str) -> dict[str, Any]:
         assert self._health is not None
@@ -163,7 +177,11 @@ class LlmExecutor:
             suspect = ctx.job_id in self._crashes
             try:
                 async with health.job(model, suspect=suspect):
-                    outcome = await _answered(runner, model, ask, ctx, tell)
+                    result = await _answered(runner, model, ask, ctx, tell)
+                if not isinstance(result, TokenizeResult):
+                    topic = ctx.request.topic
+                    self._used[topic] = self._used.get(topic, Usage()) + result.usage
+                outcome = Outcome(JobState.SUCCEEDED, _encode(result))
                 break
             except EngineUnavailable as ill:
                 if told or ctx.request.idempotent:
@@ -209,14 +227,13 @@ class LlmExecutor:
 
 async def _answered(
     runner: Runner, model: str, ask: LlmRequest, ctx: Context, tell: Callable[[Delta], None]
-) -> Outcome:
+) -> LlmResult | EmbeddingResult | TokenizeResult:
     if isinstance(ask, EmbeddingRequest):
-        return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
+        return await runner.embed(model, ask)
     if isinstance(ask, TokenizeRequest):
-        return Outcome(JobState.SUCCEEDED, _encode(await runner.tokenize(model, ask)))
+        return await runner.tokenize(model, ask)
     watch: ProgressListener = ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
-    result = await answer(runner, model, ask, tell if ask.stream else None, watch)
-    return Outcome(JobState.SUCCEEDED, _encode(result))
+    return await answer(runner, model, ask, tell if ask.stream else None, watch)
 
 
 def _stream_to(ctx: Context) -> Callable[[Delta], None]:

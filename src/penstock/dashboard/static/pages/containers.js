@@ -1,4 +1,4 @@
-// Jobs that run in containers, with what each used.
+// Jobs that run in containers, with what each has used so far.
 
 import { get, part, pointed } from "../api.js";
 import { h } from "../dom.js";
@@ -9,6 +9,7 @@ const TOPIC = "job.container*";
 
 export default async function containers(ctx) {
   let jobs, why;
+  let workers = [];
   const ends = new Map();
   const images = new Map();
 
@@ -21,9 +22,19 @@ export default async function containers(ctx) {
     ctx.update();
   }
 
-  await read();
+  /** Workers say every few seconds what their containers have used. */
+  async function readWorkers() {
+    if (!ctx.may("list_workers")) return;
+    workers = (await get("/v1/workers")).workers.filter((worker) => worker.topics.some((topic) => topic.startsWith("job.container")));
+    ctx.update();
+  }
+
+  const used = (job) => ends.get(job.job_id)?.usage ?? workers.map((worker) => worker.facts?.usage?.[job.job_id]).find(Boolean) ?? {};
+
+  await Promise.all([read(), readWorkers()]);
   let changed = false;
-  ctx.resync = read;
+  ctx.resync = () => Promise.all([read(), readWorkers()]);
+  ctx.every(5, () => jobs.some((job) => !job.finished_at) && readWorkers());
   ctx.follow({ job: () => (changed = true) }, { topic: TOPIC });
   ctx.every(1, () => {
     ctx.update();
@@ -31,7 +42,6 @@ export default async function containers(ctx) {
     changed = false;
     return happened && read();
   });
-  const workers = ctx.may("list_workers") ? (await get("/v1/workers")).workers.filter((worker) => worker.topics.some((topic) => topic.startsWith("job.container"))) : [];
 
   return {
     title: "Containers",
@@ -46,8 +56,8 @@ export default async function containers(ctx) {
             ["Age", (job) => since(job.accepted_at), { class: "number" }],
             ["Took", (job) => runTime(job), { class: "number" }],
             ["Exit", (job) => ends.get(job.job_id)?.exit_code ?? "", { class: "number" }],
-            ["Memory", (job) => (ends.get(job.job_id)?.usage?.peak_memory_bytes ? bytes(ends.get(job.job_id).usage.peak_memory_bytes) : ""), { class: "number", about: "The most that it used." }],
-            ["CPU", (job) => (ends.get(job.job_id)?.usage?.cpu_seconds ? span(ends.get(job.job_id).usage.cpu_seconds) : ""), { class: "number" }],
+            ["Memory", (job) => (used(job).peak_memory_bytes ? bytes(used(job).peak_memory_bytes) : ""), { class: "number", about: "Peak memory: the most that it has used so far." }],
+            ["CPU", (job) => (used(job).cpu_seconds ? span(used(job).cpu_seconds) : ""), { class: "number", about: "Processor time that it has used so far." }],
             ["Why", (job) => (job.finished_at ? (job.result?.error_message ?? "") : (why[job.job_id] ?? ""))],
           ],
           jobs, { key: (job) => job.job_id, label: "Container jobs", none: ["No container job yet. Run one: ", copyable("penstock container run IMAGE COMMAND")] })),

@@ -7,16 +7,30 @@ import { badge, copyable, empty, link, meter, section, table } from "../parts.js
 import { UNFINISHED } from "../words.js";
 
 export default async function models(ctx) {
-  let list, status, counts, pipes;
+  let list, status, counts, pipes, workers;
+  const counted = new Map();
 
   async function read() {
-    [{ data: list }, status, counts, pipes] = await Promise.all([
+    [{ data: list }, status, counts, pipes, { workers }] = await Promise.all([
       get("/v1/models"),
       get("/v1/status"),
       get("/v1/counts"),
       ctx.may("get_pipes") ? getOr({ pipes: [], nodes: [] }, "/v1/pipes") : { pipes: [], nodes: [] },
+      ctx.may("list_workers") ? get("/v1/workers") : { workers: [] },
     ]);
+    measure();
     ctx.update();
+  }
+
+  /** Workers count tokens; their rate is the difference between two looks. */
+  function measure() {
+    const now = performance.now() / 1000;
+    for (const topic of Object.keys(status.models)) {
+      const before = counted.get(topic);
+      const tokens = workers.reduce((sum, worker) => sum + (worker.facts?.tokens?.[topic]?.completion ?? 0), 0);
+      if (before && now - before.at < 1) continue;
+      counted.set(topic, { at: now, tokens, rate: before && tokens >= before.tokens ? (tokens - before.tokens) / (now - before.at) : null });
+    }
   }
 
   await read();
@@ -34,10 +48,15 @@ export default async function models(ctx) {
     changed = false;
     return happened && read();
   });
-  ctx.every(15, read);
+  ctx.every(5, read);
 
   const topicOf = (model) => [`job.llm.${model.id}`, `job.chat.${model.id}`].find((topic) => topic in status.models) ?? `job.llm.${model.id}`;
   const queue = (model, states) => states.reduce((sum, state) => sum + (counts.topics[topicOf(model)]?.[state] ?? 0), 0);
+
+  const rate = (model) => {
+    const measured = counted.get(topicOf(model))?.rate;
+    return measured == null ? "" : measured.toFixed(1);
+  };
 
   return {
     title: "Models",
@@ -50,6 +69,7 @@ export default async function models(ctx) {
             ["Health", (model) => h("span", { title: model.cause ?? null }, badge(model.state === "ill" ? "FAILED" : model.state === "gone" ? "IDLE" : model.state ?? "READY"), model.cause ? h("span", { class: "message" }, ` ${model.cause}`) : null)],
             ["Waiting", (model) => count(queue(model, UNFINISHED.slice(0, 2))), { class: "number" }],
             ["Running", (model) => count(queue(model, UNFINISHED.slice(2))), { class: "number" }],
+            ["Tokens/s", (model) => rate(model), { class: "number", about: "Tokens generated a second, since this page last looked." }],
             ["Context", (model) => (model.context_length ? `${count(model.context_length)} tokens` : ""), { class: "number" }],
             ["Parameters", (model) => (status.models[topicOf(model)]?.parameters ? compact(status.models[topicOf(model)].parameters) : ""), { class: "number" }],
             ["Size", (model) => (status.models[topicOf(model)]?.size ? bytes(status.models[topicOf(model)].size) : ""), { class: "number" }],

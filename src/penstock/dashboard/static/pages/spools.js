@@ -1,0 +1,41 @@
+// Workspaces of spool servers: how many jobs lie in each folder.
+
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import { count } from "../format.js";
+import { badge, copyable, section, table } from "../parts.js";
+
+const FOLDERS = [
+  ["QUEUED", "input/ready", "Complete, and waiting for a server."],
+  ["RUNNING", "processing", "Claimed by a server."],
+  ["DONE", "output", "Ended with a result."],
+  ["FAILED", "failed", "Ended with an error."],
+];
+
+export default async function spools(ctx) {
+  let list;
+
+  async function read() {
+    ({ spools: list } = await get("/v1/spools"));
+    ctx.update();
+  }
+
+  await read();
+  ctx.resync = read;
+  ctx.every(3, read);
+
+  return {
+    title: "Spools",
+    view: () => [
+      h("h1", { tabindex: -1 }, "Spools"),
+      section("Workspaces", { key: "spools", about: "Folders that are job queues: where a job lies is its state." },
+        table(
+          [
+            ["Workspace", (spool) => h("code", null, spool.path)],
+            ["Server", (spool) => (spool.problem ? h("span", { class: "problem" }, spool.problem) : badge(spool.served ? "READY" : "IDLE"))],
+            ...FOLDERS.map(([state, folder, about]) => [folder, (spool) => count(spool.counts[state] ?? 0), { class: "number", about }]),
+          ],
+          list, { key: (spool) => spool.path, label: "Workspaces of spool servers", none: ["None is named here. Name them in the settings of the engine: ", copyable('spools = ["/path/of/a/workspace"]')] })),
+    ],
+  };
+}
