@@ -122,7 +122,8 @@ def virtually(folder: Path, body: Body) -> None:
 
 
 async def _whole(rig: Rig, body: Body) -> None:
-    await body(rig)
+    async with asyncio.timeout(3000):  # a job that never ends would be looked at for ever
+        await body(rig)
     await rig.engine.close()
     await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}

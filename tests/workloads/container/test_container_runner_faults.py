@@ -377,3 +377,19 @@ async def test_an_image_that_vanishes_and_an_engine_that_lies_are_told_apart(rig
     assert code_of(end) == "IMAGE_NOT_FOUND"
     assert end.error is not None
     assert "just before" in end.error.message
+
+
+@with_rig
+async def test_an_engine_that_comes_back_and_never_says_how_a_container_ended_is_given_up(
+    rig: Rig,
+) -> None:
+    rig.script(seconds=5)
+    running = rig.begin()
+    await rig.passes(1)
+    rig.engine.die()
+    await rig.passes(8)
+    rig.engine.fault("wait", *[HANGS] * 50)
+    rig.engine.revive()
+    end = await running
+    assert code_of(end) == "ENGINE_UNAVAILABLE"
+    assert rig.clock.monotonic() < 300

@@ -110,9 +110,12 @@ class ContainerMonitor:
         """How it ended, through absences of the engine. Raises Lost, EngineError."""
         while True:
             try:
-                if self._broke is not None:
-                    await self._come_back(self._broke)
+                if self._broke is not None and not await self._come_back(self._broke):
+                    # It has ended: an engine that is there can say how.
+                    return await within(self._clock, _CALL, self._exit_or_break())
                 return await self._exit_or_break()
+            except Late:
+                self._broke = EngineUnavailable(f"no answer to a wait for {_CALL:g} s")
             except ContainerNotFound:
                 raise Lost("the container is gone; it was removed from outside") from None
             except Lost:
@@ -194,8 +197,8 @@ class ContainerMonitor:
         finally:
             await drop(waiting)
 
-    async def _come_back(self, error: EngineUnavailable) -> None:
-        """Wait for the engine, and take hold of the container again if it runs."""
+    async def _come_back(self, error: EngineUnavailable) -> bool:
+        """Wait for the engine, and take hold of the container again. Whether it still runs."""
         now = self._clock.monotonic()
         self._breaks = self._breaks + 1 if now - self._back_at < ENGINE_PATIENCE else 1
         if self._breaks > _MOST_BREAKS:
@@ -214,6 +217,7 @@ class ContainerMonitor:
         self._absent = "the container engine was away"
         if not self._let_go:
             await self._attach_again()
+        return state is ContainerState.RUNNING
 
     async def _attach_again(self) -> None:
         counts = {stream: self._output.count(stream) for stream in Stream}
