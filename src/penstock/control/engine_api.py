@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -65,8 +66,6 @@ from penstock.ports.engine_api import (
     JobTotal,
     JobUpdate,
     KeyRole,
-    Logged,
-    Moved,
     PoolView,
     Session,
     SignedIn,
@@ -352,35 +351,9 @@ class LocalEngineApi:
         self, job_id: str, after_log: int | None = 0, after_move: int | None = None
     ) -> AsyncIterator[JobUpdate]:
         await self.get(job_id)
-        with self._feed.reading(job_id) as updates:
-            ended = (await self.get(job_id)).is_final
-            known = 0
-            if after_move is not None:
-                known = after_move
-                for entry in await self._store.history(job_id):
-                    if entry.n > known:
-                        known = entry.n
-                        yield Moved(entry)
-            update: JobUpdate | None = None
-            while True:
-                if update is None or isinstance(update, Logged):
-                    if after_log is not None:
-                        async for line in self._new_lines(job_id, after_log):
-                            after_log = line.n
-                            yield Logged(line)
-                elif not (isinstance(update, Moved) and update.transition.n <= known):
-                    yield update
-                if ended:
-                    return
-                update = await updates.get()
-                ended = update is None
-
-    async def _new_lines(self, job_id: str, after: int) -> AsyncIterator[LogLine]:
-        await self._store.apply([])  # lines ride with a commit: see this one through
-        while lines := await self._store.read_log(job_id, after):
-            for line in lines:
-                yield line
-            after = lines[-1].n
+        async with aclosing(self._feed.follow(job_id, after_log, after_move)) as updates:
+            async for update in updates:
+                yield update
 
     async def cancel(
         self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0

@@ -16,6 +16,7 @@ import logging
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -267,6 +268,42 @@ class Feed:
                 del self._waiters[job_id]
             elif known:
                 self._waiters[job_id] = tuple(one for one in known if one not in waiters)
+
+    async def follow(
+        self, job_id: str, after_log: int | None = 0, after_move: int | None = None
+    ) -> AsyncGenerator[JobUpdate, None]:
+        """What happens to a job until its end; see `EngineApi.follow`."""
+        with self.reading(job_id) as updates:
+            # The store is read after the reader is registered: nothing falls between.
+            job = await self._store.get(job_id)
+            ended = job is None or job.is_final
+            known = 0
+            if after_move is not None:
+                known = after_move
+                for entry in await self._store.history(job_id):
+                    if entry.n > known:
+                        known = entry.n
+                        yield Moved(entry)
+            update: JobUpdate | None = None
+            while True:
+                if update is None or isinstance(update, Logged):
+                    if after_log is not None:
+                        async for line in self._new_lines(job_id, after_log):
+                            after_log = line.n
+                            yield Logged(line)
+                elif not (isinstance(update, Moved) and update.transition.n <= known):
+                    yield update
+                if ended:
+                    return
+                update = await updates.get()
+                ended = update is None
+
+    async def _new_lines(self, job_id: str, after: int) -> AsyncIterator[LogLine]:
+        await self._store.apply([])  # lines ride with a commit: see this one through
+        while lines := await self._store.read_log(job_id, after):
+            for line in lines:
+                yield line
+            after = lines[-1].n
 
     @contextmanager
     def reading(self, job_id: str) -> Generator[asyncio.Queue[JobUpdate | None]]:

@@ -10,7 +10,7 @@ import asyncio
 import builtins
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -426,22 +426,12 @@ class PipelineApi:
 
     async def stream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
         job = await self._job(job_id)
-        with self._feed.reading(job_id) as updates:
-            # History is read after the reader is registered: nothing falls between.
-            async for event in self._reader.events(job, after):
-                after = max(after, event.id or 0)
-                yield event
-                if event.kind is PipelineEventKind.JOB_COMPLETE:
-                    return
-            found = await self._jobs.get(job_id)
-            if found is None or found.is_final:
-                return
-            while (update := await updates.get()) is not None:
-                if isinstance(update, Moved) and update.transition.n > after:
-                    after = update.transition.n
-                    told = await self._reader.event(job, update.transition)
-                    if told is not None:
-                        yield told
+        async with aclosing(self._feed.follow(job_id, None, after)) as updates:
+            async for update in updates:
+                if isinstance(update, Moved):
+                    event = await self._reader.event(job, update.transition)
+                    if event is not None:
+                        yield event
                 elif isinstance(update, Progressed):
                     yield await self._progress(job, update)
 
