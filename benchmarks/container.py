@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import report
 from contained import bare, ours
-from harness import Benchmark, Figures, Run, look, medians
-from run import scratch
+from harness import Benchmark, Experiment, Figures, Run
 from tests.support.container_engines import private_docker, private_podman
 
 from penstock.app.portal import new_event_loop
@@ -28,6 +27,7 @@ from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
 
 AT_ONCE = (1, 2, 4)
+OURS = "beside its command"
 
 
 class Side(NamedTuple):
@@ -40,21 +40,15 @@ class Side(NamedTuple):
     """The runtime's own example of a container, which has thinner walls."""
 
 
-def measure_all(run: Run) -> dict[str, Any]:
+def experiments(run: Run) -> Iterator[Experiment]:
     run.facts["engines"] = ", ".join(programs())
-    with scratch(run.options.folder) as folder, ExitStack() as stack:
-        sides = []
-        for name in run.options.only:
-            try:
-                sides.append(SIDES[name](folder, stack))
-            except EngineMissing as missing:
-                run.notes.append(f"{name} was left out: {missing}")
-        runs: dict[str, list[Figures]] = {side.name: [] for side in sides}
-        for turn in range(run.repeats):
-            for side in sides:
-                look(side.name, turn)
-                runs[side.name].append(measured(side, folder / f"{side.name}-{turn}", run))
-    return {name: medians(several) for name, several in runs.items()}
+    for name in run.options.only:
+        try:
+            side = SIDES[name](run.folder, run.stack)
+        except EngineMissing as missing:
+            run.left_out(name, str(missing))
+        else:
+            yield Experiment(name, {OURS: lambda folder, side=side: measured(side, folder, run)})
 
 
 # -- sides --------------------------------------------------------------------------
@@ -104,7 +98,6 @@ def measured(side: Side, folder: Path, run: Run) -> Figures:
     few = run.sized(25 * side.faster, 10 * side.faster, 3)
     many = run.sized(40 * side.faster, 12 * side.faster, 4)
     megabytes = run.sized(100, 100, 5)
-    folder.mkdir()
     side.bare.run("true")
     figures = {"bare_ms": side.bare.one_by_one(few) * 1e3}
     if side.example is not None:
@@ -146,7 +139,7 @@ def programs() -> Iterator[str]:
 
 
 def page(everything: dict[str, Any]) -> str:
-    results = everything["results"]
+    results = {name: by[OURS] for name, by in everything["results"].items() if by}
     parts = ["One container after another (`true`):"]
     rows = [
         [
@@ -227,9 +220,10 @@ def goals(results: dict[str, Any]) -> report.Goals:
 BENCHMARK = Benchmark(
     "container.py",
     "The container worker beside the bare engines.",
-    ("docker", "podman", "runc", "crun"),
+    tuple(SIDES),
+    experiments,
     page,
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main(measure_all))
+    sys.exit(BENCHMARK.main())

@@ -1,6 +1,6 @@
 """Where the processor time of a drain goes, in the engine and in its worker process.
 
-python benchmarks/cpu.py [drain|in-process|submit|gather] [--jobs N] [--top N] [--topic TOPIC]
+python benchmarks/cpu.py [drain|in-process|submit] [--jobs N] [--top N] [--topic TOPIC]
 """
 
 from __future__ import annotations
@@ -8,10 +8,15 @@ from __future__ import annotations
 import argparse
 import sys
 
+from harness import call, scratch
 from ours.jobs import NOOP
-from run import measure, scratch
 from sampling import tables
-from side import PENSTOCK
+
+WORK = {
+    "drain": ("ours.speed:drain", {"workers": 1, "profile": True}),
+    "in-process": ("ours.speed:drain_in_process", {"profile": True}),
+    "submit": ("ours.blocking:submit_sampled", {}),
+}
 
 
 def main() -> int:
@@ -19,23 +24,18 @@ def main() -> int:
     parser.add_argument(
         "work",
         nargs="?",
-        choices=("drain", "in-process", "submit", "gather"),
+        choices=WORK,
         default="drain",
         help="a backlog drained by a worker process, or by the engine's own worker;"
-        " or jobs submitted one after another inside 'with app.run()'; or jobs gathered",
+        " or jobs submitted one after another inside 'with app.run()'",
     )
     parser.add_argument("--jobs", type=int, default=60_000, metavar="N")
     parser.add_argument("--top", type=int, default=25, metavar="N", help="lines in each table")
     parser.add_argument("--topic", default=NOOP, help=f"{NOOP} by default")
     options = parser.parse_args()
-    wanted = {"jobs": options.jobs}
-    what = f"{options.work}_sampled"
-    if options.work != "gather":
-        wanted["topic"] = options.topic
-    if options.work in ("drain", "in-process"):
-        what, wanted["in_process"] = "drain_sampled", options.work == "in-process"
+    function, more = WORK[options.work]
     with scratch(None) as folder:
-        figures = measure(PENSTOCK, what, folder, wanted)
+        figures = call(function, folder / "data", jobs=options.jobs, topic=options.topic, **more)
         print(", ".join(f"{name}: {value:,.1f}" for name, value in figures.items() if value))
         for who in ("engine", "worker"):
             if (profile := folder / f"{who}.json").exists():

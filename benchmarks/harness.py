@@ -1,65 +1,104 @@
-"""What all benchmarks share: options, repeated measurements, the machine, and where figures go."""
+"""The harness of all benchmarks.
+
+A benchmark declares its experiments: a name, and for each side what measures it. The harness reads
+the options, lets the sides take turns, runs measurements in processes, and makes the page.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import atexit
+import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import report
+from marks import Marks
 from measure import busy_percent, flush_times, machine
 from processes import HERE
 
-Everything = dict[str, Any]
-sys.path.append(str(HERE.parent))  # Engines and fakes that tests use are in tests/support.
+Figures = dict[str, Any]
+Measure = Callable[[Path], Figures]
+"""Takes one measurement; it has the folder to itself."""
 MODEL = HERE.parent / ".models" / "SmolLM2-135M-Instruct.gguf"
+_TOO_LONG = 1200.0
+sys.path.append(str(HERE.parent))  # Engines and fakes that tests use are in tests/support.
+
+
+class MeasurementFailed(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One workload and the sides that do it; their figures stand under its name."""
+
+    name: str
+    sides: Mapping[str, Measure]
+    group: str = ""
+    """What `--only` chooses it by, besides its name."""
+    once: bool | Collection[str] = False
+    """Measured in the first turn only: all of it, or these sides."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One script: what it can be asked, and how its figures become a page."""
+    """One script: what it can be asked, what it measures, and how its figures become a page."""
 
     script: str
     about: str
     groups: Sequence[str]
     """What `--only` chooses from."""
-    page: Callable[[Everything], str]
+    experiments: Callable[[Run], Iterable[Experiment]]
+    page: Callable[[Figures], str]
     repeats: int = 3
     """Of a whole run; a quick one measures once."""
-    more: Sequence[str] = ()
-    """Other names that `--only` takes."""
-    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    """Names of single experiments that `--only` takes."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Of the sides, where they are not called by their names."""
+    peers: Collection[str] = ()
+    """Sides that may fail: it is noted. If another fails, the run has failed."""
+    arguments: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Options of its own, by name, as argparse takes them."""
 
-    def main(self, measure: Callable[[Run], dict[str, Any] | None]) -> int:
-        """Measure, and publish what was found. `measure` returns None if it can't."""
-        run = Run(self, self.parse(sys.argv[1:]))
+    def main(self) -> int:
+        """Measure, and publish what was found."""
         began = time.monotonic()
         look()
-        results = measure(run)
-        if results is None:
-            return 1
+        with scratch((options := self.parse(sys.argv[1:])).folder) as folder, ExitStack() as stack:
+            run = Run(self, options, folder, stack)
+            results = run.measure(self.experiments(run))
         tell(f"took {time.monotonic() - began:.0f} s")
         everything = {
-            "command": self.command(run.options),
+            "command": self.command(options),
             "date": time.strftime("%Y-%m-%d"),
-            "machine": {**machine(), **disk(run.options.folder), **run.facts, **_quietness()},
+            "machine": {**machine(), **_disk(options.folder), **run.facts, **_quietness()},
             "notes": list(dict.fromkeys(run.notes)),
             **run.more,
             "results": results,
         }
-        self._publish(everything, run.options, keep=not run.failed)
+        print(figures := self.page(everything))
+        if options.json:
+            options.json.write_text(json.dumps(everything, indent=1))
+        if options.write and not run.failed:  # a page shows only runs in which all was right
+            options.write.write_text(report.rewritten(options.write.read_text(), figures))
         return 1 if run.failed else 0
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -67,12 +106,13 @@ class Benchmark:
         sizes = parser.add_mutually_exclusive_group()
         sizes.add_argument("--quick", action="store_true", help="small sizes: a few minutes")
         sizes.add_argument("--tiny", action="store_true", help="only to see that it runs")
+        names = (*self.groups, *self.names)
         parser.add_argument(
             "--only",
-            type=_some_of((*self.groups, *self.more)),
+            type=_some_of(names),
             default=self.groups,
             metavar="A,B",
-            help=f"of: {', '.join((*self.groups, *self.more))}",
+            help=f"of: {', '.join(names)}",
         )
         parser.add_argument("--repeats", type=int, metavar="N", help="medians of so many runs")
         parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures here")
@@ -96,20 +136,14 @@ class Benchmark:
                 words += [name, self.arguments[name]["metavar"]]
         return " ".join(words)
 
-    def _publish(self, everything: Everything, options: argparse.Namespace, *, keep: bool) -> None:
-        figures = self.page(everything)
-        print(figures)
-        if options.json:
-            options.json.write_text(json.dumps(everything, indent=1))
-        if options.write and keep:  # a page shows only runs in which everything was right
-            options.write.write_text(report.rewritten(options.write.read_text(), figures))
-
 
 class Run:
     """One run of a benchmark, while it measures."""
 
-    def __init__(self, benchmark: Benchmark, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(
+        self, benchmark: Benchmark, options: argparse.Namespace, folder: Path, stack: ExitStack
+    ) -> None:
+        self.options, self.folder, self.stack = options, folder, stack
         self.notes: list[str] = []
         self.failed: list[str] = []
         self.facts: dict[str, str] = {}
@@ -118,6 +152,7 @@ class Run:
         """What else to keep with the figures."""
         once = options.quick or options.tiny
         self.repeats: int = options.repeats or (1 if once else benchmark.repeats)
+        self._benchmark = benchmark
 
     @property
     def size(self) -> str:
@@ -126,8 +161,130 @@ class Run:
     def sized(self, whole: Any, quick: Any, tiny: Any) -> Any:
         return {"whole": whole, "quick": quick, "tiny": tiny}[self.size]
 
+    def left_out(self, what: str, why: str) -> None:
+        self.notes.append(f"{what} was left out: {why}")
 
-Figures = dict[str, Any]
+    def wants(self, *names: str) -> bool:
+        return bool({*names} & {*self.options.only})
+
+    def measure(self, experiments: Iterable[Experiment]) -> dict[str, dict[str, Figures]]:
+        """Medians by experiment and side. Sides take turns, so that a bad moment is everybody's."""
+        results: dict[str, dict[str, Figures]] = {}
+        for experiment in experiments:
+            if not self.wants(experiment.name, experiment.group):
+                continue
+            runs: dict[str, list[Figures]] = {}
+            for turn in range(1 if experiment.once is True else self.repeats):
+                for side, measure in experiment.sides.items():
+                    if turn and experiment.once and side in experiment.once:
+                        continue
+                    look(f"{experiment.name}: {self._benchmark.titles.get(side, side)}", turn)
+                    with scratch(self.options.folder) as folder:
+                        try:
+                            runs.setdefault(side, []).append(measure(folder))
+                        except MeasurementFailed as error:
+                            self._failed(experiment.name, side, error)
+            results[experiment.name] = {side: medians(found) for side, found in runs.items()}
+        return results
+
+    def _failed(self, name: str, side: str, error: MeasurementFailed) -> None:
+        """Note it, which fails the run if it was not a peer; the rest is measured all the same."""
+        tell(str(error))
+        if side in self._benchmark.peers:
+            self.notes.append(f"{self._benchmark.titles.get(side, side)} failed at {name}")
+            return
+        self.failed.append(name)
+        self.notes.append(f"**Penstock failed at {name}**: {str(error).splitlines()[-1]}")
+
+
+# -- processes ----------------------------------------------------------------------
+
+
+def call(
+    function: str,
+    *arguments: Any,
+    timeout: float = _TOO_LONG,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """What `module:function` returns, in a process of its own; a coroutine is run to its end.
+
+    A process each, so that no side carries another's memory or leaves anything behind for the
+    next. Raises MeasurementFailed with what the process said.
+    """
+    marks = Marks.fresh()
+    path = (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", ""))
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import harness; harness.child()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            **marks.environment,
+            **(environment or {}),
+        },
+    )
+    wanted = json.dumps([function, arguments, options], default=lambda path: {"path": str(path)})
+    try:
+        said, complaint = child.communicate(wanted, timeout)
+    except BaseException as error:
+        child.terminate()  # it ends its own workers, which a kill would leave behind
+        said, complaint = child.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        complaint += f"\ntook more than {timeout:.0f} s"
+    finally:
+        marks.delete()
+    if child.returncode != 0:
+        last = complaint.strip().splitlines()[-12:]
+        raise MeasurementFailed(f"{function}\n" + "\n".join(last))
+    return json.loads(said.splitlines()[-1])
+
+
+def child() -> None:
+    """The other end of `call`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwind, so that nothing is left
+    function, arguments, options = json.load(
+        sys.stdin, object_hook=lambda found: Path(found["path"]) if [*found] == ["path"] else found
+    )
+    module, _, name = function.partition(":")
+    found = getattr(importlib.import_module(module), name)(*arguments, **options)
+    if inspect.iscoroutine(found):
+        from penstock.app.portal import new_event_loop  # what 'penstock up' runs on
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            found = runner.run(found)
+    print(json.dumps(found), flush=True)
+    atexit._run_exitfuncs()
+    os._exit(0)  # llama.cpp takes its time to clear up
+
+
+@contextmanager
+def scratch(root: Path | None) -> Iterator[Path]:
+    """A folder for one measurement; its path is short, for a socket's sake."""
+    folder = Path(tempfile.mkdtemp(prefix="pb-", dir=root)).absolute()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- figures ------------------------------------------------------------------------
+
+
+def medians(runs: Sequence[Figures]) -> Figures:
+    """The median of each figure that is a number, over the runs that have it."""
+    numbers: dict[str, list[float]] = {}
+    for figures in runs:
+        for name, value in figures.items():
+            if value is None or isinstance(value, int | float):
+                numbers.setdefault(name, []).extend([] if value is None else [value])
+    return {name: median(values) if values else None for name, values in numbers.items()}
+
+
 _busy: list[float] = []
 """How busy others kept the machine just before each measurement, in percent."""
 
@@ -145,40 +302,7 @@ def _quietness() -> dict[str, str]:
     return {"others": f"kept the cores {usual:.0f}% busy (median), at most {most:.0f}%"}
 
 
-def medians(runs: Sequence[Figures]) -> Figures:
-    """The median of each figure over the runs that have it."""
-    names = dict.fromkeys(name for figures in runs for name in figures)
-    gathered = {
-        name: [value for figures in runs if (value := figures.get(name)) is not None]
-        for name in names
-    }
-    return {name: median(values) if values else None for name, values in gathered.items()}
-
-
-def from_process(
-    script: str, *arguments: str, timeout: float = 1200.0, **environment: str
-) -> Figures:
-    """The figures that a script prints as JSON, in a process of its own. Raises
-    CalledProcessError or TimeoutExpired."""
-    said = subprocess.run(
-        [sys.executable, str(HERE / script), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=HERE,
-        timeout=timeout,
-        env={**os.environ, "PYTHONPATH": _path(), **environment},
-        check=True,
-    )
-    figures: Figures = json.loads(said.stdout.splitlines()[-1])
-    return figures
-
-
-def _path() -> str:
-    found = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(filter(None, (str(HERE), str(HERE.parent), found)))
-
-
-def disk(folder: Path | None) -> dict[str, str]:
+def _disk(folder: Path | None) -> dict[str, str]:
     flush = median(flush_times(folder or Path(tempfile.gettempdir()))) * 1e3
     return {"disk": f"4 KiB appended and flushed in {flush:.2f} ms (median)"}
 

@@ -6,19 +6,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Figures, Run, medians, tell
-from run import MeasurementFailed, measure, scratch
-from side import PENSTOCK as OURS
+from harness import Benchmark, Experiment, Figures, Measure, Run, call, tell
 from web import tables
 from web.served import BARE, PENSTOCK, PLAIN
-
-Results = dict[str, Figures]
-"""Figures by experiment."""
-CONNECTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -38,17 +33,9 @@ class Plan:
     rates: tuple[float, ...] = (200.0, 100.0, 20.0)
     """Events a second with so many readers: what the readers' own process can keep up with."""
     event_seconds: float = 4.0
-    repeats: int = 2
 
 
-QUICK = Plan(
-    seconds=1.0,
-    stored=(1_000, 10_000, 100_000),
-    read_seconds=0.3,
-    event_seconds=2.0,
-    repeats=1,
-)
-
+QUICK = Plan(seconds=1.0, stored=(1_000, 10_000, 100_000), read_seconds=0.3, event_seconds=2.0)
 TINY = Plan(
     seconds=0.2,
     sizes=(10, 20),
@@ -58,95 +45,70 @@ TINY = Plan(
     readers=(1, 3),
     rates=(20.0, 20.0),
     event_seconds=0.5,
-    repeats=1,
 )
 """Says nothing about speed: for the test that it runs."""
 
 
-def measure_all(run: Run) -> Results | None:
-    plan = replace(run.sized(Plan(), QUICK, TINY), repeats=run.repeats)
+def experiments(run: Run) -> Iterator[Experiment]:
+    plan: Plan = run.sized(Plan(), QUICK, TINY)
     run.more["plan"] = asdict(plan)
-    results: Results = {}
-    try:
-        for group in run.options.only:
-            results |= MEASURED[group](plan, run.options.folder)
-    except MeasurementFailed as error:
-        print(error, file=sys.stderr)
-        return None
-    return results
 
+    def of(function: str, **options: Any) -> Measure:
+        return lambda folder: call(f"web.{function}", folder / "data", **options)
 
-# -- measuring: sides take turns, so that a bad moment is everybody's -----------------------
-
-
-def take_turns(
-    plan: Plan, root: Path | None, wanted: dict[str, tuple[str, dict[str, Any]]]
-) -> Results:
-    """Medians of each; by its name, what measures it and with which options."""
-    runs: dict[str, list[Figures]] = {}
-    for turn in range(plan.repeats):
-        for name, (what, options) in wanted.items():
-            tell(name + (f" ({turn + 1})" if turn else ""))
-            with scratch(root) as folder:
-                runs.setdefault(name, []).append(measure(OURS, what, folder, options))
-    return {name: medians(figures) for name, figures in runs.items()}
-
-
-def requests(plan: Plan, root: Path | None) -> Results:
-    steady = {"seconds": plan.seconds, "connections": CONNECTIONS}
+    steady = {"seconds": plan.seconds, "connections": 64}
     servers: dict[str, dict[str, Any]] = {
         tables.PLAIN: {"server": PLAIN},
         tables.BARE: {"server": BARE},
         tables.SUBMIT: {"server": PENSTOCK},
         tables.DRAINED: {"server": PENSTOCK, "workers": 1},
     }
-    wanted = {name: ("http_requests", steady | server) for name, server in servers.items()}
-    return take_turns(plan, root, wanted)
-
-
-def bulk(plan: Plan, root: Path | None) -> Results:
-    common = {"sizes": plan.sizes, "seconds": plan.seconds / 2}
-    wanted = {
-        tables.BULK: ("http_bulk", common | {"lines": plan.lines}),
-        tables.ENGINE: ("engine_bulk", common),
-    }
-    return take_turns(plan, root, wanted)
-
-
-def reading(plan: Plan, root: Path | None) -> Results:
-    options = {"stores": plan.stored, "seconds": plan.read_seconds}
-    with scratch(root) as folder:
-        for stored in plan.stored:
-            tell(f"store with {stored:,} finished jobs")
-            (folder / str(stored)).mkdir()
-            measure(OURS, "fill", folder / str(stored), {"jobs": stored, "varied": True})
-        runs = []
-        for turn in range(plan.repeats):
-            tell(tables.READING + (f" ({turn + 1})" if turn else ""))
-            runs.append(measure(OURS, "http_reading", folder, options))
-    return {tables.READING: medians(runs)}
-
-
-def events(plan: Plan, root: Path | None) -> Results:
+    yield Experiment(
+        "requests",
+        {
+            name: of("submitting:http_requests", **steady, **server)
+            for name, server in servers.items()
+        },
+    )
+    many = {"sizes": plan.sizes, "seconds": plan.seconds / 2}
+    yield Experiment(
+        "bulk",
+        {
+            tables.BULK: of("submitting:http_bulk", lines=plan.lines, **many),
+            tables.ENGINE: of("submitting:engine_bulk", **many),
+        },
+    )
+    yield Experiment("reading", {tables.READING: lambda _: reading(plan, run.folder)})
     common = {"readers": plan.readers, "rates": plan.rates, "seconds": plan.event_seconds}
-    wanted = {
-        tables.LOOP: ("http_fanout", common | {"server": BARE}),
-        tables.EVENTS: ("http_fanout", common | {"server": PENSTOCK}),
-    }
-    return take_turns(replace(plan, repeats=1), root, wanted)  # one long look says more than two
+    yield Experiment(
+        "events",
+        {
+            tables.LOOP: of("fanout:http_fanout", server=BARE, **common),
+            tables.EVENTS: of("fanout:http_fanout", server=PENSTOCK, **common),
+        },
+        once=True,  # one long look says more than two
+    )
 
 
-MEASURED = {"requests": requests, "bulk": bulk, "reading": reading, "events": events}
+def reading(plan: Plan, stores: Path) -> Figures:
+    """Of stores of several sizes, which are filled for the first turn."""
+    for stored in plan.stored:
+        if not (folder := stores / str(stored)).exists():
+            tell(f"store with {stored:,} finished jobs")
+            folder.mkdir()
+            call("ours.size:fill", folder / "data", jobs=stored, varied=True)
+    options = {"stores": plan.stored, "seconds": plan.read_seconds}
+    return call("web.reading:http_reading", stores / "data", **options)
 
 
 BENCHMARK = Benchmark(
     "http_api.py",
     "Penstock's HTTP API beside what is possible.",
-    tuple(MEASURED),
+    ("requests", "bulk", "reading", "events"),
+    experiments,
     tables.page,
-    repeats=Plan.repeats,
+    repeats=2,
 )
 
-
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main(measure_all))
+    sys.exit(BENCHMARK.main())

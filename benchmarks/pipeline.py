@@ -6,20 +6,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import report
-from harness import Benchmark, Figures, Run, from_process, look, medians, tell, versions
-from run import scratch
-
-_TOO_LONG = 900
-_ONCE = 100
-"""Who is that much slower is measured once."""
+from harness import Benchmark, Experiment, Measure, Run, call, versions
 
 
 class Side(NamedTuple):
@@ -31,73 +23,46 @@ class Side(NamedTuple):
     """By how much less it is given to do."""
 
 
-ENGINE = Side("Penstock", "ours.py", {"place": "engine"})
-ALONE = Side("Penstock, alone", "ours.py", {"place": "alone"})
-DBOS_WAL = Side("DBOS, WAL + flush", "dbos_side.py", {"wal": True}, "dbos", 4)
-DBOS = Side("DBOS as installed", "dbos_side.py", {"wal": False}, "dbos", 8)
-PREFECT = Side("Prefect, ephemeral", "prefect_side.py", {}, "prefect", 100)
+ENGINE = Side("Penstock", "ours", {"place": "engine"})
+ALONE = Side("Penstock, alone", "ours", {"place": "alone"})
+DBOS_WAL = Side("DBOS, WAL + flush", "dbos_side", {"wal": True}, "dbos", 4)
+DBOS = Side("DBOS as installed", "dbos_side", {"wal": False}, "dbos", 8)
+PREFECT = Side("Prefect, ephemeral", "prefect_side", {}, "prefect", 100)
 SIDES = (ENGINE, ALONE, DBOS_WAL, DBOS, PREFECT)
 
 
-def measure_all(run: Run) -> dict[str, Any]:
+def experiments(run: Run) -> Iterator[Experiment]:
     sides = [side for side in SIDES if not side.needs or importlib.util.find_spec(side.needs)]
     if run.options.tiny:
         sides = [ENGINE, ALONE]
-    run.notes += [
-        f"{side.name} was left out: pip install 'penstock[bench]'"
-        for side in SIDES
-        if side not in sides
-    ]
+    for side in SIDES:
+        if side not in sides:
+            run.left_out(side.name, "pip install 'penstock[bench]'")
     run.facts["peers"] = ", ".join(versions("dbos", "prefect"))
-    results: dict[str, Any] = {}
-    for what, at_once, count in experiments(run):
-        for turn in range(run.repeats):
-            for side in sides if what in ("jobs", "items") else (ENGINE,):
-                if turn and side.slower >= _ONCE:
-                    continue
-                alone = what in ("growth", "beside")
-                amount = count if alone else max(3, count // side.slower)
-                key = f"{what} {count if alone else at_once}"
-                look(f"{key}: {side.name}", turn)
-                figures = measure(side, what, at_once, amount, run.options.folder)
-                if figures is None:
-                    run.notes.append(f"{side.name} failed at {key}")
-                    continue
-                results.setdefault(key, {}).setdefault(side.name, []).append(figures)
-    return {
-        key: {name: medians(runs) for name, runs in by_side.items()}
-        for key, by_side in results.items()
-    }
-
-
-def experiments(run: Run) -> Iterator[tuple[str, int, int]]:
-    """(what, how many at once, how many)."""
     jobs = run.sized(2000, 400, 20)
     items = run.sized(2000, 2000, 100)
-    kinds = {
-        "jobs": [(1, jobs // 2), (32, jobs)],
-        "items": [(5, items), (100, items)],
-        "growth": [(50, size) for size in (100, 1000, 10_000, 100_000)[: run.sized(4, 3, 2)]],
-        "beside": [(50, run.sized(100_000, 20_000, 2000))],
-    }
-    for what in run.options.only:
-        for at_once, count in kinds[what]:
-            yield what, at_once, count
+    for what, at_once, count in (
+        ("jobs", 1, jobs // 2),
+        ("jobs", 32, jobs),
+        ("items", 5, items),
+        ("items", 100, items),
+    ):
+        by_side = {
+            side.name: measure(side, what, at_once, max(3, count // side.slower)) for side in sides
+        }
+        yield Experiment(f"{what} {at_once}", by_side, what, once=(PREFECT.name,))
+    for size in (100, 1000, 10_000, 100_000)[: run.sized(4, 3, 2)]:
+        alone = {ENGINE.name: measure(ENGINE, "items", 50, size)}
+        yield Experiment(f"growth {size}", alone, "growth")
+    size = run.sized(100_000, 20_000, 2000)
+    yield Experiment(f"beside {size}", {ENGINE.name: measure(ENGINE, "beside", 50, size)}, "beside")
 
 
-def measure(side: Side, what: str, at_once: int, amount: int, root: Path | None) -> Figures | None:
-    given = {**side.options, "at_once": at_once, "jobs": amount, "items": amount}
-    measured = "items" if what == "growth" else what
-    with scratch(root) as folder:
-        try:
-            return from_process(
-                f"staged/{side.script}", measured, str(folder), json.dumps(given), timeout=_TOO_LONG
-            )
-        except subprocess.TimeoutExpired:
-            tell(f"took more than {_TOO_LONG} s")
-        except subprocess.CalledProcessError as error:
-            tell(error.stderr[-2000:])
-    return None
+def measure(side: Side, what: str, at_once: int, count: int) -> Measure:
+    options = {**side.options, "at_once": at_once, "count": count}
+    return lambda folder: call(
+        f"staged.{side.script}:measure", what, folder, timeout=900, **options
+    )
 
 
 # -- the page -----------------------------------------------------------------------
@@ -110,7 +75,7 @@ def page(everything: dict[str, Any]) -> str:
         rows = {name: by for name, by in results.items() if name.startswith(key)}
         if rows:
             parts += [head, drawn(rows, columns)]
-    growth = {name: by[ENGINE.name] for name, by in results.items() if name.startswith("growth")}
+    growth = {n: by[ENGINE.name] for n, by in results.items() if n.startswith("growth")}
     if growth:
         rows = [
             [
@@ -200,8 +165,10 @@ BENCHMARK = Benchmark(
     "pipeline.py",
     "Staged pipelines side by side with peers.",
     ("jobs", "items", "growth", "beside"),
+    experiments,
     page,
+    peers=[side.name for side in SIDES if side.needs],
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main(measure_all))
+    sys.exit(BENCHMARK.main())

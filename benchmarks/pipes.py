@@ -6,71 +6,47 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import report
-from harness import MODEL, Benchmark, Figures, Run, from_process, look, medians, tell, versions
+from harness import MODEL, Benchmark, Experiment, Figures, Measure, Run, call, versions
 from piped import ours
 from piped.plan import PLANS
-from run import scratch
 
 NODES = (1, 2, 3)
 
 
-def measure_all(run: Run) -> Figures | None:
+def experiments(run: Run) -> Iterator[Experiment]:
+    """Each side in processes of its own, one thread in each."""
     options = run.options
     if not options.model.exists():
-        tell(f"there is no model at {options.model}: 'make model' fetches it")
-        return None
+        raise SystemExit(f"there is no model at {options.model}: 'make model' fetches it")
     run.facts["engine"] = ", ".join(versions("torch", "transformers"))
     run.more["size"] = run.size
     if not options.peer:
-        why = "--peer PYTHON names an interpreter that has it"
-        run.notes.append(f"Language Pipes was left out: {why}")
-    runs: list[Figures] = []
-    with scratch(options.folder) as folder:
-        for name in options.only:
-            asked_of("models.py", name, str(options.model), str(folder / name))
-        base = ours.base(options.only[0], folder / options.only[0])
-        for turn in range(run.repeats):
-            runs.append({})
-            for name in options.only:
-                look(name, turn)
-                runs[-1] |= measured(name, folder / name, run.size, options.peer)
-    return {**medians(runs), "base": base}
-
-
-# -- measuring ----------------------------------------------------------------------
-
-
-def measured(name: str, folder: Path, how: str, peer: str | None) -> Figures:
-    """Each side in processes of its own, one thread in each."""
-    tell(f"{name}: transformers.generate")
-    plain = asked_of("plain.py", str(folder), "float32", how)
-    figures = named(name, "plain", plain)
-    for nodes in NODES:
-        tell(f"{name}: {nodes} of ours")
-        found = ours.measure(name, folder, nodes, how)
-        figures |= named(name, f"ours{nodes}", found)
-    if peer and name != "larger":
+        run.left_out("Language Pipes", "--peer PYTHON names an interpreter that has it")
+    for name in options.only:
+        model = run.folder / name
+        asked_of("models:make", name, options.model, model)
+        run.more.setdefault("base", ours.base(name, model))
+        sides: dict[str, Measure] = {"plain": of("plain:measure", model, "float32", run.size)}
         for nodes in NODES:
-            tell(f"{name}: {nodes} of Language Pipes")
-            found = asked_of("peer.py", peer, name, str(folder), str(nodes), how)
-            figures |= named(name, f"peer{nodes}", found)
-    return figures
+            sides[f"ours{nodes}"] = of("ours:measure", name, model, nodes, run.size)
+        if options.peer and name != "larger":
+            for nodes in NODES:
+                told = (options.peer, name, model, nodes, run.size)
+                sides[f"peer{nodes}"] = of("peer:measure", *told)
+        yield Experiment(name, sides)
 
 
-def named(name: str, side: str, found: Figures) -> Figures:
-    return {
-        f"{name}_{side}_{key}": value
-        for key, value in found.items()
-        if isinstance(value, int | float)
-    }
+def of(function: str, *arguments: Any) -> Measure:
+    return lambda _: asked_of(function, *arguments)
 
 
-def asked_of(script: str, *arguments: str) -> Figures:
-    return from_process(f"piped/{script}", *arguments, OMP_NUM_THREADS="1")
+def asked_of(function: str, *arguments: Any) -> Any:
+    return call(f"piped.{function}", *arguments, environment={"OMP_NUM_THREADS": "1"})
 
 
 # -- the page -----------------------------------------------------------------------
@@ -91,8 +67,18 @@ TITLES = {
 }
 
 
+def figures_of(everything: dict[str, Any]) -> Figures:
+    """By model, side and figure."""
+    return {"base": everything["base"]} | {
+        f"{name}_{side}_{figure}": value
+        for name, by_side in everything["results"].items()
+        for side, figures in by_side.items()
+        for figure, value in figures.items()
+    }
+
+
 def page(everything: dict[str, Any]) -> str:
-    f, plan = everything["results"], PLANS[everything["size"]]
+    f, plan = figures_of(everything), PLANS[everything["size"]]
     parts = []
     for name, title in TITLES.items():
         if f"{name}_plain_rate" not in f:
@@ -174,8 +160,11 @@ def goals(f: Figures, longest: int) -> report.Goals:
 BENCHMARK = Benchmark(
     "pipes.py",
     "Split models beside whole ones.",
-    ("real", "plumbing", "larger"),
+    tuple(TITLES),
+    experiments,
     page,
+    titles=SIDES,
+    peers=[side for side in SIDES if side.startswith("peer")],
     arguments={
         "--model": {"type": Path, "default": MODEL, "help": "the real one"},
         "--peer": {"metavar": "PYTHON", "help": "an interpreter that has Language Pipes"},
@@ -183,4 +172,4 @@ BENCHMARK = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main(measure_all))
+    sys.exit(BENCHMARK.main())

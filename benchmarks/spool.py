@@ -7,38 +7,29 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import report
-from harness import MODEL, Benchmark, Figures, Run, from_process, look, medians, tell, versions
-from run import scratch
+from harness import MODEL, Benchmark, Experiment, Figures, Run, call, versions
 from spooled import ours, renames
 from spooled.prompts import PROMPTS, SLOTS, THREADS, TOKENS
 
 from penstock.workloads.spool.config import Sync
 
 AT_ONCE = (1, 8, 32)
+OURS = "beside llama.cpp"
 
 
-def measure_all(run: Run) -> Figures | None:
-    options = run.options
-    if not options.model.exists():
-        tell(f"there is no model at {options.model}: 'make model' fetches it")
-        return None
+def experiments(run: Run) -> Iterator[Experiment]:
+    if not run.options.model.exists():
+        raise SystemExit(f"there is no model at {run.options.model}: 'make model' fetches it")
     run.facts["engine"] = ", ".join(versions("xllamacpp", "openai", "cyllama"))
-    if not has_contexts() and "answers" in options.only:
-        run.notes.append("a context for each job was left out: pip install cyllama brings it")
-    runs: list[Figures] = []
-    with scratch(options.folder) as folder:
-        for turn in range(run.repeats):
-            runs.append({})
-            for group in options.only:
-                look(group, turn)
-                place = folder / f"{group}-{turn}"
-                place.mkdir()
-                runs[-1] |= MEASURES[group](place, run)
-    return medians(runs)
+    if not has_contexts() and run.wants("answers"):
+        run.left_out("a context for each job", "pip install cyllama brings it")
+    for name, measure in MEASURES.items():
+        yield Experiment(name, {OURS: lambda folder, measure=measure: measure(folder, run)})
 
 
 # -- measuring ----------------------------------------------------------------------
@@ -48,14 +39,14 @@ def answers(folder: Path, run: Run) -> Figures:
     """The same prompts, greedily, by each side."""
     model = str(run.options.model)
     sides = {
-        "sequential": bare(model, "sequential"),
-        "parallel": bare(model, "parallel"),
+        "sequential": call("spooled.bare:all_of", model, 1),
+        "parallel": call("spooled.bare:all_of", model, SLOTS),
         "spool": ours.spool(folder / "spool", model),
     }
     with ours.door(folder / "door", model) as (pid, address):
         sides["door"] = ours.through_door(pid, address)
     if has_contexts():
-        sides["contexts"] = from_process("spooled/contexts.py", model, "2", "4")
+        sides["contexts"] = call("spooled.contexts:measure", model, 2, 4)
     reference = sides["parallel"]["texts"]
     figures = {}
     for name, side in sides.items():
@@ -78,7 +69,7 @@ def streams(folder: Path, run: Run) -> Figures:
             found = ours.streamed(address, at_once)
             figures |= {f"door_{key}_{at_once}": value for key, value in found.items()}
     for at_once in AT_ONCE:
-        found = bare(str(run.options.model), "first", str(at_once))
+        found = call("spooled.bare:streamed", str(run.options.model), at_once)
         figures |= {f"bare_{key}_{at_once}": found[key] for key in ("first_ms", "rate")}
     return figures
 
@@ -113,10 +104,6 @@ MEASURES = {
 }
 
 
-def bare(*arguments: str) -> Figures:
-    return from_process("spooled/bare.py", *arguments)
-
-
 def has_contexts() -> bool:
     return importlib.util.find_spec("cyllama") is not None
 
@@ -132,8 +119,12 @@ SIDES = {
 }
 
 
+def figures_of(results: dict[str, Any]) -> Figures:
+    return {name: value for by in results.values() for name, value in by.get(OURS, {}).items()}
+
+
 def page(everything: dict[str, Any]) -> str:
-    f, parts = everything["results"], list[str]()
+    f, parts = figures_of(everything["results"]), list[str]()
     if "parallel_cpu" in f:
         parts += [f"{len(PROMPTS)} short prompts, {TOKENS} tokens each, greedy, {THREADS} threads:"]
         rows = [
@@ -202,10 +193,11 @@ BENCHMARK = Benchmark(
     "spool.py",
     "The spool and the OpenAI API beside llama.cpp.",
     tuple(MEASURES),
+    experiments,
     page,
     repeats=5,
     arguments={"--model": {"type": Path, "default": MODEL, "help": "the model that is asked"}},
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main(measure_all))
+    sys.exit(BENCHMARK.main())

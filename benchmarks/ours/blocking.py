@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marks import Marks
 from ours.jobs import NOOP, SHORT, app
-from ours.speed import Figures
+from ours.speed import Figures, sampled
 from ours.system import (
     check_all_succeeded,
     engine_process,
@@ -18,7 +18,6 @@ from ours.system import (
     start_workers,
 )
 from processes import running as started
-from sampling import Sampler
 
 import penstock
 from penstock.app.client import Client
@@ -81,7 +80,6 @@ async def submit_sampled(folder: Path, *, jobs: int, topic: str) -> Figures:
     The engine has the main thread, which is the one that can be sampled well, and the loop that
     submits another: 'with app.run()' has it the other way round.
     """
-    sampler = Sampler()
 
     def submit(client: Client) -> None:
         for _ in range(jobs):
@@ -89,13 +87,11 @@ async def submit_sampled(folder: Path, *, jobs: int, topic: str) -> Figures:
 
     async with running(folder, local=True) as system:
         begin, cpu = time.monotonic(), time.process_time()
-        sampler.start()
-        await asyncio.to_thread(submit, system.client)
-        sampler.stop()
+        with sampled(folder):
+            await asyncio.to_thread(submit, system.client)
         took, cpu = time.monotonic() - begin, time.process_time() - cpu
         await system.wait_finished(jobs)
         await system.check(jobs)
-    sampler.save(folder.parent / "engine.json")
     return {"rate": jobs / took, "cpu_us": cpu / jobs * 1e6}
 
 

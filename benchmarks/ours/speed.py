@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 from marks import Marks
 from measure import cpu_seconds, flush_times, percentile
 from ours.jobs import NOOP, noop
-from ours.system import PROFILE, System, running, start_worker, start_workers, until
+from ours.system import PROFILE, System, running, start_workers, until
 from processes import running as started
 from sampling import Sampler
 
@@ -20,24 +22,45 @@ import penstock
 Figures = dict[str, float | None]
 
 
-async def drain(folder: Path, *, jobs: int, workers: int, topic: str = NOOP) -> Figures:
+async def drain(
+    folder: Path, *, jobs: int, workers: int, topic: str = NOOP, profile: bool = False
+) -> Figures:
     """A backlog worked off by worker processes, to its last durable end."""
     async with running(folder) as system:
         await system.fill(topic, jobs)
-        with started(start_workers(folder, workers)) as pids:
+        with (
+            sampled(folder, profile) as environment,
+            started(start_workers(folder, workers, environment)) as pids,
+        ):
             figures = await drain_watched(system, jobs, workers, pids)
         await system.check(jobs)
     return figures
 
 
-async def drain_in_process(folder: Path, *, jobs: int) -> Figures:
+async def drain_in_process(
+    folder: Path, *, jobs: int, topic: str = NOOP, profile: bool = False
+) -> Figures:
     """The same by the engine's own worker: an engine that finds a backlog at its start."""
     async with running(folder) as system:
-        await system.fill(NOOP, jobs)
+        await system.fill(topic, jobs)
     async with running(folder, local=True) as system:
-        figures = await drain_watched(system, jobs, 1, [])
+        with sampled(folder, profile):
+            figures = await drain_watched(system, jobs, 1, [])
         await system.check(jobs)
     return figures
+
+
+@contextmanager
+def sampled(folder: Path, wanted: bool = True) -> Iterator[dict[str, str]]:
+    """Sample this process, and workers that have this environment: profiles beside the folder."""
+    if not wanted:
+        yield {}
+        return
+    sampler = Sampler()
+    sampler.start()
+    yield {PROFILE: str(folder.parent / "worker.json")}
+    sampler.stop()
+    sampler.save(folder.parent / "engine.json")
 
 
 async def children(folder: Path, *, jobs: int) -> Figures:
@@ -72,44 +95,6 @@ async def children(folder: Path, *, jobs: int) -> Figures:
         "submit": jobs / submitted,
         "drain": plain["rate"],
     }
-
-
-async def gather_sampled(folder: Path, *, jobs: int) -> Figures:
-    """Jobs mapped over and gathered, their processor time sampled: profiles beside the folder."""
-    sampler = Sampler()
-    async with running(folder) as system:
-        handles = await noop.amap(0 for _ in range(jobs))
-        await system.judged()
-        sampler.start()
-        gathering = asyncio.ensure_future(penstock.agather(*handles))
-        profile = {PROFILE: str(folder.parent / "worker.json")}
-        with started([start_worker(folder, environment=profile)]) as pids:
-            figures = await drain_watched(system, jobs, 1, pids)
-            await gathering
-            sampler.stop()
-        await system.check(jobs)
-    sampler.save(folder.parent / "engine.json")
-    return figures
-
-
-async def drain_sampled(folder: Path, *, jobs: int, in_process: bool, topic: str) -> Figures:
-    """`drain` or `drain_in_process`, its processor time sampled: profiles beside the folder."""
-    sampler = Sampler()
-    if in_process:
-        async with running(folder) as system:
-            await system.fill(topic, jobs)
-    async with running(folder, local=in_process) as system:
-        if not in_process:
-            await system.fill(topic, jobs)
-        sampler.start()
-        profile = {PROFILE: str(folder.parent / "worker.json")}
-        workers = [] if in_process else [start_worker(folder, environment=profile)]
-        with started(workers) as pids:
-            figures = await drain_watched(system, jobs, 1, pids)
-            sampler.stop()
-        await system.check(jobs)
-    sampler.save(folder.parent / "engine.json")
-    return figures
 
 
 async def drain_watched(system: System, jobs: int, workers: int, pids: list[int]) -> Figures:

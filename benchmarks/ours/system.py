@@ -137,8 +137,10 @@ def start_worker(
     return start(argv, folder.parent / "worker.log", environment)
 
 
-def start_workers(folder: Path, count: int) -> list[subprocess.Popen[bytes]]:
-    return [start_worker(folder, f"w{n}") for n in range(1, count + 1)]
+def start_workers(
+    folder: Path, count: int, environment: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[bytes]]:
+    return [start_worker(folder, f"w{n}", environment=environment) for n in range(1, count + 1)]
 
 
 async def until(met: Callable[[], bool], seconds: float = 120.0) -> bool:

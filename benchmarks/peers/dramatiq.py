@@ -9,8 +9,6 @@ from pathlib import Path
 
 from processes import free_port, start, stop, wait_for_port
 
-MISSING = "dramatiq is not installed: 'make bench' installs it"
-MISSING_SERVER = "there is no redis-server: install the system's package of that name"
 _THREADS = "8"
 """Its default for one process."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from processes import start
 
-MISSING = "huey is not installed: 'make bench' installs it"
 POLL = 0.1
 """Seconds between two looks of an idle consumer: Huey's default, which grows while it is idle."""
 

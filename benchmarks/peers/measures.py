@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from marks import Marks
 from measure import cpu_seconds, percentile
 from peers.peer import Peer
+from peers.sides import DRAMATIQ, HUEY_FSYNC, PGQUEUER
 from processes import kill as kill_process
 from processes import running as started
 
@@ -17,6 +20,29 @@ _START = 40.0
 """Seconds that workers may take to start."""
 _FILL = 1000
 """Jobs in one call while a backlog is made."""
+
+
+def of_peer(side: str, folder: Path, measure: str, **options: Any) -> Figures:
+    """One of the measures below, of a peer that is started and stopped."""
+    peer: Peer
+    if side == DRAMATIQ:
+        from peers.dramatiq import DramatiqPeer
+
+        peer = DramatiqPeer(folder)
+    elif side == PGQUEUER:
+        from peers.pgqueuer import PgQueuerPeer
+
+        peer = PgQueuerPeer(folder)
+    else:
+        from peers.huey import HueyPeer
+
+        peer = HueyPeer(folder, fsync=side == HUEY_FSYNC)
+    try:
+        peer.clear()
+        figures: Figures = globals()[measure](peer, **options)
+        return figures
+    finally:
+        peer.close()
 
 
 def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:

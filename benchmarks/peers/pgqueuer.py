@@ -12,7 +12,6 @@ from typing import Any
 from peers.postgres import Postgres
 from processes import start
 
-MISSING = "pgqueuer and asyncpg are not installed: 'make bench' installs them"
 BATCH = 100
 """Jobs that a worker dequeues at a time (its default is 10)."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +65,3 @@ def _tensors(source: Any) -> dict[str, Any]:
 def prompt(length: int, number: int = 0) -> list[int]:
     """Tokens of no meaning, the same for each side; none is special."""
     return [100 + (number * 7919 + position * 31) % 40_000 for position in range(length)]
-
-
-if __name__ == "__main__":
-    make(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
-    print(json.dumps({}))

@@ -1,6 +1,5 @@
-"""Language Pipes: `peer.py PYTHON NAME FOLDER NODES HOW`; figures as JSON.
+"""Language Pipes, by an interpreter that has it.
 
-PYTHON is an interpreter that has it; a path is that from the repository, where benchmarks are run.
 Its nodes are processes of their own, and are asked as its users ask them: over its API, in a
 stream. An answer's last token is never in its stream, only the word that it is at its end; so a
 rate is the time of a whole answer without that of an answer of one token, as it is of the other
@@ -13,7 +12,6 @@ import asyncio
 import json
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -30,23 +28,20 @@ _SILENCE = 90.0
 _ATTEMPTS = 3
 
 
-def main(python: str, name: str, folder: str, nodes: str, how: str) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+def measure(python: str, name: str, folder: Path, nodes: int, how: str) -> dict[str, Any]:
+    """A path of the interpreter is that from the repository, where benchmarks are run."""
     if os.sep in python:
         python = str(HERE.parent / python)
     for attempt in range(_ATTEMPTS):
         try:
             with (
                 tempfile.TemporaryDirectory() as home,
-                network(python, name, Path(folder), int(nodes), Path(home)) as (port, pids),
+                network(python, name, folder, nodes, Path(home)) as (port, pids),
             ):
-                asked = Asked(Path(folder), port, pids)
-                figures = asyncio.run(measured(asked, PLANS[how]))
+                asked = Asked(folder, port, pids)
+                return asyncio.run(measured(asked, PLANS[how]))
         except Lost as lost:
             print(f"attempt {attempt + 1}: {lost}", file=sys.stderr)
-        else:
-            print(json.dumps(figures))
-            return
     raise SystemExit(f"no answers from Language Pipes in {_ATTEMPTS} attempts")
 
 
@@ -170,7 +165,3 @@ async def formed(asked: Asked) -> None:
             if time.monotonic() > until:
                 raise
             await asyncio.sleep(0.5)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from piped.plan import PLANS, Plan, Spans
 from transformers import AutoModelForCausalLM
 
 
-def main(folder: str, dtype: str, how: str) -> None:
+def measure(folder: Path, dtype: str, how: str) -> dict[str, Any]:
     plan = PLANS[how]
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     generate(model, prompt(8), 2)
-    print(json.dumps(measured(model, plan)))
+    return measured(model, plan)
 
 
 def generate(model: Any, ids: list[int], count: int) -> tuple[float, float, list[int]]:
@@ -54,7 +53,3 @@ def measured(model: Any, plan: Plan) -> dict[str, Any]:
         found[f"first_{length}_ms"] = min(one[0] for one in firsts) * 1000
         found[f"first_{length}_cpu_ms"] = min(one[1] for one in firsts) * 1000
     return found
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,13 +1,8 @@
-"""llama.cpp through its binding, in a process of its own: what Penstock is measured by.
-
-`python bare.py MODEL sequential|parallel|first AT_ONCE` prints one line of JSON.
-"""
+"""llama.cpp through its binding, in a process of its own: what Penstock is measured by."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -83,16 +78,3 @@ def streamed(model: str, at_once: int) -> dict[str, Any]:
         "tokens": sum(count for _, count in heard),
         "asked": TOKENS,
     }
-
-
-def main(model: str, what: str, at_once: str = "1") -> None:
-    if what == "first":
-        figures = streamed(model, int(at_once))
-    else:
-        figures = all_of(model, SLOTS if what == "parallel" else 1)
-    print(json.dumps(figures), flush=True)
-    os._exit(0)  # llama.cpp takes its time to clear up
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,14 +2,10 @@
 
 Its workers each make a context of llama.cpp's default of four threads, decode the whole prompt,
 and free it. Through another binding, because ours has no contexts.
-`python contexts.py MODEL WORKERS THREADS` prints one line of JSON.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +19,7 @@ HEAD = (
 TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 
-def main(model_file: str, workers: str, threads: str) -> None:
+def measure(model_file: str, workers: int, threads: int) -> dict[str, Any]:
     from cyllama.llama import llama_cpp as llama
 
     llama.disable_logging()
@@ -35,7 +31,7 @@ def main(model_file: str, workers: str, threads: str) -> None:
         tokens = vocab.tokenize(HEAD + prompt + TAIL, True, True)
         params = llama.LlamaContextParams()
         params.n_ctx = len(tokens) + TOKENS + 64
-        params.n_threads = params.n_threads_batch = int(threads)
+        params.n_threads = params.n_threads_batch = threads
         context = llama.LlamaContext(model, params)
         try:
             return generated(llama, context, vocab, tokens)
@@ -44,16 +40,14 @@ def main(model_file: str, workers: str, threads: str) -> None:
 
     one("Hello.")
     wall, cpu = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(int(workers)) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         answers = list(pool.map(one, PROMPTS))
-    figures = {
+    return {
         "wall": time.perf_counter() - wall,
         "cpu": time.process_time() - cpu,
         "tokens": sum(count for count, _ in answers),
         "texts": [text for _, text in answers],
     }
-    print(json.dumps(figures), flush=True)
-    os._exit(0)
 
 
 def generated(llama: Any, context: Any, vocab: Any, tokens: list[int]) -> tuple[int, str]:
@@ -70,7 +64,3 @@ def generated(llama: Any, context: Any, vocab: Any, tokens: list[int]) -> tuple[
         said += piece if isinstance(piece, bytes) else piece.encode()
         context.decode(llama.llama_batch_get_one([token], place))
     return TOKENS, said.decode(errors="replace")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

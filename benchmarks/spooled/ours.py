@@ -179,5 +179,5 @@ def no_op_chats(folder: Path, seconds: float) -> float:
             "connections": 64,
             "seconds": seconds,
         }
-        (figures,) = asyncio.run(figures_of("web.load", [load]))
+        (figures,) = asyncio.run(figures_of("web.load:drive_all", [load]))
     return figures["rate"]

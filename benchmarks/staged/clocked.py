@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -74,9 +71,3 @@ async def once(run: Callable[[], Awaitable[Any]], items: int) -> dict[str, float
         "cpu_item_us": used / items * 1e6,
         "peak_mib": peak(),
     }
-
-
-def main(measure: Callable[[str, Path, dict[str, Any]], dict[str, float]]) -> None:
-    """`SIDE.py MEASURE FOLDER OPTIONS`: prints the figures as JSON."""
-    what, folder, options = sys.argv[1:4]
-    print(json.dumps(measure(what, Path(folder), json.loads(options))))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clocked import STAGES, WARM_ITEMS, main, many, once, run
+from staged.clocked import STAGES, WARM_ITEMS, many, once, run
 
 if sqlite3.sqlite_version_info < (3, 42):  # its schema wants a newer one than some systems have
     import pysqlite3
@@ -39,8 +39,8 @@ def launch(folder: Path, wal: bool) -> Any:
     return DBOS
 
 
-def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float]:
-    DBOS = launch(folder, options["wal"])
+def measure(what: str, folder: Path, *, wal: bool, at_once: int, count: int) -> dict[str, float]:
+    DBOS = launch(folder, wal)
 
     @DBOS.step()
     async def nothing(n: int) -> int:
@@ -59,17 +59,12 @@ def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float
     DBOS.launch()
     try:
         if what == "jobs":
-            return run(many(six, options["jobs"], options["at_once"]))
-        n, at_once = options["items"], options["at_once"]
+            return run(many(six, count, at_once))
 
         async def both() -> dict[str, float]:
             await items(WARM_ITEMS, at_once)
-            return await once(lambda: items(n, at_once), n)
+            return await once(lambda: items(count, at_once), count)
 
         return run(both())
     finally:
         DBOS.destroy()
-
-
-if __name__ == "__main__":
-    main(measure)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from clocked import STAGES, WARM_ITEMS, WARM_JOBS, main, many, once
+from staged.clocked import STAGES, WARM_ITEMS, WARM_JOBS, many, once
 
 import penstock
 from penstock.adapters.sqlite.store import SqliteBackend
@@ -121,26 +121,21 @@ async def beside(folder: Path, items: int) -> dict[str, float]:
     }
 
 
-def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float]:
+def measure(what: str, folder: Path, *, place: str, at_once: int, count: int) -> dict[str, float]:
     if what == "beside":
-        return run_service(beside(folder, options["items"]))
+        return run_service(beside(folder, count))
     commits = Commits()
-    place = {"engine": engine, "alone": alone}[options["place"]]
 
     async def jobs(run: Any) -> dict[str, float]:
         before = commits.count
-        figures = await many(run, options["jobs"], options["at_once"])
-        figures["commits_job"] = (commits.count - before) / (options["jobs"] + WARM_JOBS)
+        figures = await many(run, count, at_once)
+        figures["commits_job"] = (commits.count - before) / (count + WARM_JOBS)
         return figures
 
     async def items(run: Any) -> dict[str, float]:
         await run(n=WARM_ITEMS)
-        return await once(lambda: run(n=options["items"]), options["items"])
+        return await once(lambda: run(n=count), count)
 
-    pipeline = six() if what == "jobs" else Items(options["at_once"]).pipeline
-    work = place(pipeline, folder, jobs if what == "jobs" else items)
-    return run_service(work)
-
-
-if __name__ == "__main__":
-    main(measure)
+    pipeline = six() if what == "jobs" else Items(at_once).pipeline
+    run_in = {"engine": engine, "alone": alone}[place]
+    return run_service(run_in(pipeline, folder, jobs if what == "jobs" else items))

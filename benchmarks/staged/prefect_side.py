@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
-from clocked import STAGES, WARM_ITEMS, main, many, once, run
+from staged.clocked import STAGES, WARM_ITEMS, many, once, run
 
 
-def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float]:
+def measure(what: str, folder: Path, *, at_once: int, count: int) -> dict[str, float]:
     os.environ["PREFECT_HOME"] = str(folder)
     os.environ["PREFECT_LOGGING_LEVEL"] = "ERROR"
     os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"
@@ -35,15 +34,10 @@ def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float
         return n
 
     if what == "jobs":
-        return run(many(six, options["jobs"], options["at_once"]))
-    n = options["items"]
+        return run(many(six, count, at_once))
 
     async def both() -> dict[str, float]:
-        await items(WARM_ITEMS, options["at_once"])
-        return await once(lambda: items(n, options["at_once"]), n)
+        await items(WARM_ITEMS, at_once)
+        return await once(lambda: items(count, at_once), count)
 
     return run(both())
-
-
-if __name__ == "__main__":
-    main(measure)

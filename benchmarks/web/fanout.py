@@ -29,7 +29,7 @@ async def http_fanout(
             for count, rate in zip(readers, rates, strict=True)
             for audience in (0, count)
         ]
-        found = await figures_of("web.readers", audiences)
+        found = await figures_of("web.readers:watch_all", audiences)
     for count, alone, watched in zip(readers, found[::2], found[1::2], strict=True):
         extra = watched["cpu_s"] / watched["events"] - alone["cpu_s"] / alone["events"]
         figures |= {

@@ -1,16 +1,15 @@
-"""Load on a server, from a process of its own: `python -m web.load < SPECS` prints figures.
+"""Load on a server, from a process of its own.
 
 A closed loop: every connection sends its next request when the last one was answered.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from array import array
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 from measure import percentile, process_seconds
 from web.wire import BadReply, Lines, request
@@ -87,5 +86,5 @@ def _check(load: Load, status: bytes, parts: list[bytes]) -> None:
         raise BadReply(f"{found} of {load.items} lines were accepted")
 
 
-if __name__ == "__main__":
-    print(json.dumps([drive(Load(**spec)) for spec in json.load(sys.stdin)]))
+def drive_all(specs: list[dict[str, Any]]) -> list[dict[str, float]]:
+    return [drive(Load(**spec)) for spec in specs]

@@ -1,4 +1,4 @@
-"""Readers of an event stream, in a process of their own: `python -m web.readers < SPECS`.
+"""Readers of an event stream, in a process of their own.
 
 Plain sockets that count `id:` lines and note how old each event is. One more connection makes
 something happen at a steady rate, so that begin and end are known here.
@@ -6,11 +6,10 @@ something happen at a steady rate, so that begin and end are known here.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 from measure import percentile, process_seconds
 from web.wire import BadReply, Line, Lines, request
@@ -107,5 +106,5 @@ def _age(data: bytes) -> float:
     return time.time() - float(data[start : data.index(b",", start)])
 
 
-if __name__ == "__main__":
-    print(json.dumps([watch(Audience(**spec)) for spec in json.load(sys.stdin)]))
+def watch_all(specs: list[dict[str, Any]]) -> list[dict[str, float]]:
+    return [watch(Audience(**spec)) for spec in specs]

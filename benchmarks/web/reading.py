@@ -42,7 +42,7 @@ async def http_reading(folder: Path, *, stores: list[int], seconds: float) -> Fi
             served[stored].spec(paths=wanted[stored][name], seconds=seconds, warm_up=0.1)
             for name, stored in tasks
         ]
-        found = await figures_of("web.load", loads)
+        found = await figures_of("web.load:drive_all", loads)
     for (name, stored), took in zip(tasks, found, strict=True):
         for figure in ("p50_ms", "p99_ms", "cpu_us"):
             figures[f"{name} {stored} {figure}"] = took[figure]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from harness import call
 from ours.jobs import NOOP
 from ours.system import until
-from processes import HERE, kill, start
+from processes import kill, start
 
 SERVED = "served.json"
 """Where a server says how to reach it."""
@@ -43,23 +43,9 @@ class Served:
             return json.load(reply)
 
 
-async def figures_of(module: str, specs: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """What `python -m MODULE` finds out, in a process of its own, one spec after another."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=HERE,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
-    )
-    try:
-        said, _ = await child.communicate(json.dumps(specs).encode())
-    except BaseException:
-        child.kill()
-        raise
-    if child.returncode:
-        raise RuntimeError(f"{module} failed")
-    figures: list[dict[str, float]] = json.loads(said)
+async def figures_of(function: str, specs: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """What a function finds out in a process of its own, one spec after another."""
+    figures: list[dict[str, float]] = await asyncio.to_thread(call, function, specs)
     return figures
 
 

@@ -37,7 +37,7 @@ async def http_requests(
                 seconds=seconds,
                 status=201,
             )
-            (figures,) = await figures_of("web.load", [load])
+            (figures,) = await figures_of("web.load:drive_all", [load])
     if server == PENSTOCK:
         check_stored(folder, figures["answered"])
     return {**figures}
@@ -51,7 +51,9 @@ async def http_bulk(folder: Path, *, sizes: list[int], lines: int, seconds: floa
         common = served.spec(method="POST", connections=BULK_CONNECTIONS, seconds=seconds)
         kinds = {f"batch {size}": (size, _batch(size)) for size in sizes}
         kinds["stream"] = (lines, _stream(lines))
-        found = await figures_of("web.load", [common | load for _, load in kinds.values()])
+        found = await figures_of(
+            "web.load:drive_all", [common | load for _, load in kinds.values()]
+        )
     for (name, (size, _)), took in zip(kinds.items(), found, strict=True):
         accepted += size * took["answered"]
         figures[f"{name} rate"] = took["rate"] * size

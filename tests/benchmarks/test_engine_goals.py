@@ -17,10 +17,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 JUDGE = """
 import json, sys
-from goals import GOALS
-everything = json.load(sys.stdin)
-judged = [(goal.work, goal.aim, goal.judge(everything)) for goal in GOALS]
-print(json.dumps([[*names, *found] for *names, found in judged if found is not None]))
+from goals import goals
+print(json.dumps(goals(json.load(sys.stdin)).rows))
 """
 
 TWICE = """
@@ -32,10 +30,10 @@ marks.mark = lambda sent=0: (once(sent), once(sent))
 """
 
 
-def judged(results, growth=()):
+def judged(results):
     done = subprocess.run(
         [sys.executable, "-c", JUDGE],
-        input=json.dumps({"results": results, "growth": growth}),
+        input=json.dumps(results),
         cwd=BENCHMARKS,
         capture_output=True,
         text=True,
@@ -91,8 +89,8 @@ def test_placement_may_cost_twice_as_much_among_ten_times_as_many(many, reached)
 
 
 def test_flat_is_judged_by_the_worst_rung():
-    growth = [{"stored": n, "total_us": us} for n, us in ((1000, 50), (10_000, 61), (100_000, 55))]
-    found = judged({}, growth)
+    costs = {1000: 50, 10_000: 61, 100_000: 55}
+    found = judged({f"growth-{n}": {"penstock": {"total_us": us}} for n, us in costs.items()})
     assert found["flat: processor a job as the store grows", "≤ 1.2×"][3] is False
 
 

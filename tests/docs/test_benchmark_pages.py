@@ -13,16 +13,19 @@ import pytest
 
 
 @pytest.fixture
-def report(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    yield import_module("report")
+    yield import_module("engine")
     for name in set(sys.modules) - before:
         sys.modules.pop(name)
 
 
-def origin(report: Any, options: str = "", busy: int = 0) -> str:
-    said = report.origin(
+NONE = "\u2013"
+
+
+def origin(engine: Any, options: str = "", busy: int = 0) -> str:
+    said = engine.origin(
         {
             "command": f"python benchmarks/engine.py {options}",
             "date": "2030-01-01",
@@ -44,27 +47,27 @@ def test_verdicts_stand_only_between_the_marks_of_figures(pages: dict[str, str])
         assert [figure for figure in measured if figure != "20 ms"] == [], name
 
 
-def test_what_peers_can_not_do_is_not_set_against_what_they_can(report: Any) -> None:
+def test_what_peers_can_not_do_is_not_set_against_what_they_can(engine: Any) -> None:
     one, bulk = {"one": 50.0}, {"one": 10.0, "bulk": 500.0}
     results = {
-        "submit-apart": {report.PENSTOCK: {"one": 100.0}, report.HUEY: one, report.PGQUEUER: bulk},
-        "submit-async": {report.PENSTOCK: {"one": 200.0, "many": 1000.0, "bulk": 2000.0}},
+        "submit-apart": {engine.PENSTOCK: {"one": 100.0}, engine.HUEY: one, engine.PGQUEUER: bulk},
+        "submit-async": {engine.PENSTOCK: {"one": 200.0, "many": 1000.0, "bulk": 2000.0}},
     }
-    drawn = report.side_by_side(results, [report.PENSTOCK, report.HUEY, report.PGQUEUER])
+    drawn = engine.side_by_side(results, [engine.PENSTOCK, engine.HUEY, engine.PGQUEUER])
     lines = [line.split("|")[1:-1] for line in drawn.splitlines()]
     cells = {label.strip(): [cell.strip() for cell in row] for label, *row in lines}
     one_by_one = "submitted one after another, synchronous, engine apart, jobs/s"
     assert cells[one_by_one] == ["100", "50 (2.0\u00d7)", "10 (10.0\u00d7)"]
     in_flight = "submitted one by one, 64 in flight, jobs/s"
-    assert cells[in_flight] == ["1,000", report.NONE, report.NONE]
+    assert cells[in_flight] == ["1,000", NONE, NONE]
     many = cells["submitted, 1,000 a call, jobs/s"]
-    assert many == ["2,000", report.NONE, "500 (4.0\u00d7)"]
+    assert many == ["2,000", NONE, "500 (4.0\u00d7)"]
 
 
-def test_a_quick_run_and_a_busy_machine_are_said(report: Any) -> None:
-    quiet = origin(report)
+def test_a_quick_run_and_a_busy_machine_are_said(engine: Any) -> None:
+    quiet = origin(engine)
     assert "quiet" not in quiet
     assert "quick" not in quiet
-    loud = origin(report, "--quick", 98)
+    loud = origin(engine, "--quick", 98)
     assert "**The machine was not quiet:**" in loud
     assert "**A quick run:**" in loud
