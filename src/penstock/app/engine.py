@@ -26,7 +26,7 @@ from penstock.adapters.link.server import LinkServer
 from penstock.adapters.sqlite.database import WriterLock
 from penstock.app.migration import migrate_files, migrate_runs
 from penstock.app.parts import assemble, open_backend, open_blobs
-from penstock.app.remote import Remote
+from penstock.app.remote import Keys, Remote
 from penstock.config import Settings
 from penstock.config.loading import parse_host_port
 from penstock.control.engine_api import EngineAuthenticator, LocalEngineApi, load_paused_pools
@@ -281,8 +281,9 @@ class Engine:
 
     async def _start_listening(self, token: str) -> None:
         settings = self.settings
-        remote = Remote(settings, self.parts, self.api) if settings.link.listen else None
-        server = LinkServer(self.bus, self.api, token, self.state, self.blobs, remote)
+        remote = Remote(settings, self.parts) if settings.link.listen else None
+        keys = Keys(self.parts, self.api)
+        server = LinkServer(self.bus, self.api, token, self.state, self.blobs, remote, keys)
         self._server = server
         for text in settings.addresses:
             address = Address.parse(text)

@@ -21,7 +21,6 @@ from penstock.control.engine_api import LocalEngineApi
 from penstock.core.check import check_name
 from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.ports.credentials import JoinToken
-from penstock.ports.engine_api import Caller
 from penstock.ports.tls import (
     Authority,
     common_name,
@@ -40,12 +39,20 @@ _AUTHORITY = "authority"
 """The file with the key of the engine's authority; its certificate is in the one with `.pem`."""
 
 
+class Keys:
+    """See `penstock.adapters.link.server.KeyAccess`."""
+
+    def __init__(self, parts: Parts, api: LocalEngineApi) -> None:
+        self.caller_of, self.is_current = parts.keys.authenticate, parts.keys.is_current
+        self.api_for = api.serving
+
+
 class Remote:
     """See `penstock.adapters.link.server.RemoteAccess`."""
 
-    def __init__(self, settings: Settings, parts: Parts, api: LocalEngineApi) -> None:
+    def __init__(self, settings: Settings, parts: Parts) -> None:
         """Makes the engine's authority at the first start. Raises Misconfigured."""
-        self._parts, self._api, link = parts, api, settings.link
+        self._parts, link = parts, settings.link
         own = _own_authority(settings.authority_dir)
         self.context = tls_context(ssl.PROTOCOL_TLS_SERVER)
         # Who has no certificate yet may join, or has an API key.
@@ -69,7 +76,6 @@ class Remote:
         self._advertise = link.advertise
         registry = parts.credentials
         self.worker_of, self.join, self.renew = registry.worker_of, registry.join, registry.renew
-        self.caller_of, self.is_current = parts.keys.authenticate, parts.keys.is_current
 
     def listening(self, address: Address, recheck: Callable[[], None]) -> None:
         """From now on there are tokens to join with."""
@@ -80,9 +86,6 @@ class Remote:
         known = str(Address(host=host, port=port, tls=True)) if is_known else ""
         self._parts.credentials.listener = self._listener(known)
         self._parts.credentials.on_revoked = recheck
-
-    def api_for(self, caller: Caller) -> object:
-        return self._api.serving(caller)
 
     def is_anothers(self, worker_id: str, job_id: str, attempt: int) -> bool:
         job = self._parts.open_jobs.held.get(job_id)

@@ -142,6 +142,16 @@ def test_a_revoked_key_is_worth_nothing(gated: Penstock) -> None:
     assert "no" in gated.err("key", "delete", "eve", code=3)
 
 
+def test_a_key_that_is_given_over_the_socket_counts_and_not_the_owners_rights(
+    gated: Penstock,
+) -> None:
+    token = gated.out("key", "create", "sue", "--role", "submit")
+    job_id = gated.out("submit", "job.text.shout", "--input", '{"text": "x"}', "--token", token)
+    assert gated.json("show", job_id)["request"]["principal"] == "sue"
+    assert "admin" in gated.err("key", "list", "--token", token, code=6)
+    assert "not valid" in gated.err("ps", "--token", "pk_wrong_one", code=6)
+
+
 def test_a_key_without_the_role_is_told_which_it_takes(gated: Penstock) -> None:
     joe = key(gated, "joe", "--role", "submit")
     assert "role operate" in gated.err("pool", "pause", "default", *joe, code=6)

@@ -78,7 +78,7 @@ from penstock.ports.bus import (
     Subscription,
     jobs_of,
 )
-from penstock.ports.engine_api import PARTS, Caller, KeyRole
+from penstock.ports.engine_api import OWNER, PARTS, Caller, KeyRole
 from penstock.ports.process import ENGINE_TIMEOUT, close_in_children, fileno_of
 from penstock.ports.shared_state import SharedState
 from penstock.ports.tls import Tls
@@ -101,6 +101,18 @@ _WORKER_ROLES = frozenset({KeyRole.SUBMIT, KeyRole.OPERATE})
 """What jobs on a worker elsewhere may do: submit and look after jobs, but not approve or manage."""
 
 
+class KeyAccess(Protocol):
+    """Who an API key belongs to, and what they may do."""
+
+    def caller_of(self, token: str) -> Caller:
+        """Raises NotAuthenticated."""
+
+    def is_current(self, caller: Caller) -> bool:
+        """Whether the key of a caller is still valid."""
+
+    def api_for(self, caller: Caller) -> object: ...
+
+
 class RemoteAccess(Protocol):
     """Who may connect over TLS, and as whom."""
 
@@ -111,14 +123,6 @@ class RemoteAccess(Protocol):
     def worker_of(self, certificate: bytes) -> tuple[str, Callable[[], bool]]:
         """The worker that has this certificate (DER), and what tells whether it is still valid.
         Raises NotAuthenticated."""
-
-    def caller_of(self, token: str) -> Caller:
-        """Raises NotAuthenticated."""
-
-    def is_current(self, caller: Caller) -> bool:
-        """Whether the key of a caller is still valid."""
-
-    def api_for(self, caller: Caller) -> object: ...
 
     async def join(self, token_id: str, secret: str, worker_id: str, request: bytes) -> bytes:
         """A certificate (PEM) for a new worker. Raises NotAuthenticated, Conflict."""
@@ -152,8 +156,9 @@ class LinkServer:
         state: SharedState | None = None,
         blobs: BlobUploads | None = None,
         remote: RemoteAccess | None = None,
+        keys: KeyAccess | None = None,
     ) -> None:
-        self.bus, self._token, self.remote = bus, token, remote
+        self.bus, self._token, self.remote, self._keys = bus, token, remote, keys
         for_workers = _named(STATE, state)
         if blobs is not None:
             for upload in (blobs.write_part, blobs.finish_upload, blobs.drop_upload):
@@ -201,7 +206,7 @@ class LinkServer:
     # -- who comes ---------------------------------------------------------------------------
 
     def _accept_local(self) -> FrameProtocol:
-        return self._accept(lambda hello: self._owner).protocol
+        return self._accept(self._greet_local).protocol
 
     def _accept_tcp(self) -> FrameProtocol:
         return self._accept(self._greet_token_holder).protocol
@@ -228,6 +233,18 @@ class LinkServer:
             )
         return connection
 
+    def _greet_local(self, hello: Hello) -> _Grant:
+        """The engine's owner, as nobody else can open the socket; with a key, whose key it is."""
+        return self._greet_key(hello.token) if hello.token and self._keys else self._owner
+
+    def _greet_key(self, token: str) -> _Grant:
+        keys = self._keys
+        assert keys is not None
+        caller = keys.caller_of(token)
+        if caller is OWNER:
+            return self._owner
+        return _Grant(self._methods_for(caller), "", lambda: keys.is_current(caller))
+
     def _greet_token_holder(self, hello: Hello) -> _Grant:
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             raise NotPermitted("the token is wrong or missing")
@@ -237,8 +254,7 @@ class LinkServer:
         remote, certificate = self.remote, connection.certificate
         assert remote is not None
         if certificate is None:
-            caller = remote.caller_of(hello.token)
-            return _Grant(self._methods_for(caller), "", lambda: remote.is_current(caller))
+            return self._greet_key(hello.token)
         worker_id, is_valid = remote.worker_of(certificate)
         for other in [*self._connections]:
             if other.grant is None or other.grant.worker_id != worker_id:
@@ -259,8 +275,8 @@ class LinkServer:
 
     @lru_cache(maxsize=256)  # noqa: B019  (it lives as long as the engine)
     def _methods_for(self, caller: Caller) -> Mapping[str, _Method]:
-        assert self.remote is not None
-        return _api_methods(self.remote.api_for(caller))
+        assert self._keys is not None
+        return _api_methods(self._keys.api_for(caller))
 
     def authenticated(self, connection: _Connection) -> None:
         self._unauthenticated.pop(connection, None)
