@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.engine import run as run_async
 from penstock.cli.exits import Exit
 from penstock.cli.formats import layers, plural, span
 from penstock.cli.generation import explained, generation_options, is_piped, options_of, read_given
+from penstock.cli.groups import command
 from penstock.cli.live import Spinner, TextStream
-from penstock.cli.options import PRIORITY, as_json
+from penstock.cli.options import PRIORITY, options
 from penstock.cli.output import echo, print_json
 from penstock.cli.service import cancelling
 from penstock.core.errors import InvalidRequest
@@ -32,15 +33,16 @@ if TYPE_CHECKING:
     from penstock.app.client import Client
 
 
-@click.command()
+@command()
 @click.argument("prompt", nargs=-1, metavar="[PROMPT…]")
 @generation_options
-@click.option("--priority", type=PRIORITY, help="How urgent it is; by default interactive.")
-@click.option(
-    "--stats", is_flag=True, help="Print how many tokens it took, and how fast they came."
+@options(
+    """
+    --priority PRIORITY  How urgent it is; by default interactive.
+    --stats              Print how many tokens it took, and how fast they came.
+    """,
+    priority=PRIORITY,
 )
-@as_json
-@on_engine
 def ask(
     engine: EngineRef,
     /,

@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import click
-
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, moment
-from penstock.cli.options import before, limited, listed
+from penstock.cli.groups import command
+from penstock.cli.options import before, limited, options
 from penstock.cli.output import Form, Row, print_list, styled
 from penstock.ports.store import AuditEntry, AuditQuery
 
 
-@click.command()
-@click.option("--who", "principal", metavar="NAME", help="By this principal.")
-@click.option("--action", metavar="GLOB", help="Such as job.cancel or key.*.")
-@click.option("--subject", metavar="JOB|NAME", help="With this subject.")
-@click.option("--tenant", help="By keys of this tenant.")
+@command()
+@options(
+    """
+    --who NAME as principal  By this principal.
+    --action GLOB            Such as job.cancel or key.*.
+    --subject JOB|NAME       With this subject.
+    --tenant TENANT          By keys of this tenant.
+    """
+)
 @limited(50)
 @before
-@listed
-@on_engine
 def audit(engine: EngineRef, /, form: Form, **said: Any) -> None:
     """Show the audit log: who did what, newest first.
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Whole, moment
 from penstock.cli.groups import Commands
-from penstock.cli.options import as_json, limited, listed, shown, started, wait_timeout
+from penstock.cli.options import limited, options, started
 from penstock.cli.output import Form, Row, echo, facts, print_done, print_list, print_one, styled
 from penstock.cli.service import cancelling
 from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
@@ -33,12 +33,13 @@ def batch() -> None:
 
 @batch.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--endpoint", help="As /v1/chat/completions; by default that of the first line.")
-@click.option("--tenant", default="default", help="Its tenant.")
+@options(
+    """
+    --endpoint ENDPOINT      As /v1/chat/completions; by default that of the first line.
+    --tenant TENANT=default  Its tenant.
+    """
+)
 @started(False)
-@wait_timeout
-@as_json
-@on_engine
 def submit(
     engine: EngineRef,
     file: Path,
@@ -104,8 +105,6 @@ def _endpoint(file: Path) -> str:
 
 @batch.command("list")
 @limited(20, most=1000)
-@listed
-@on_engine
 def list_batches(engine: EngineRef, limit: int, form: Form) -> None:
     """List batches, the newest first."""
     now = time.time()
@@ -132,9 +131,6 @@ def _row(one: Batch, now: float) -> Row:
 
 
 @batch.command()
-@click.argument("batch_id", metavar="BATCH")
-@shown
-@on_engine
 def show(engine: EngineRef, batch_id: str, form: Form) -> None:
     """Show one batch, and what is wrong with its lines."""
     found = engine.ask(lambda api: api.batches.get(batch_id))
@@ -161,9 +157,6 @@ def _complain(found: Batch) -> None:
 
 
 @batch.command()
-@click.argument("batch_id", metavar="BATCH")
-@as_json
-@on_engine
 def cancel(engine: EngineRef, batch_id: str, json: bool) -> None:
     """Cancel a batch; what was answered stays in its files."""
     found = engine.ask(lambda api: api.batches.cancel(batch_id))
@@ -171,9 +164,7 @@ def cancel(engine: EngineRef, batch_id: str, json: bool) -> None:
 
 
 @batch.command()
-@click.argument("batch_id", metavar="BATCH")
-@click.option("--errors", is_flag=True, help="The lines that failed, instead of the answers.")
-@on_engine
+@options("--errors  The lines that failed, instead of the answers.")
 def result(engine: EngineRef, batch_id: str, errors: bool) -> None:
     """Print the answers of a batch, one JSON object on each line."""
 

@@ -17,13 +17,13 @@ import msgspec
 
 from penstock.app.llm import unless_paused
 from penstock.cli.ask import Answer, ask_once, chat_of, engine_for, piped_text, stats_of
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.engine import run as run_async
 from penstock.cli.exits import Exit
 from penstock.cli.generation import explained, generation_options, is_piped, options_of, read_given
-from penstock.cli.groups import nearest
+from penstock.cli.groups import command, nearest
 from penstock.cli.live import Spinner
-from penstock.cli.options import as_json
+from penstock.cli.options import options
 from penstock.cli.output import echo
 from penstock.core.errors import JobCancelled, JobEnded, PenstockError
 from penstock.workloads.llm.values import LlmCode, LlmResult, Message, model_of
@@ -33,11 +33,9 @@ if TYPE_CHECKING:
     from penstock.app.client import Client, JobHandle
 
 
-@click.command()
+@command()
 @generation_options
-@click.option("--stats", is_flag=True, help="Print how many tokens each answer took, and how fast.")
-@as_json
-@on_engine
+@options("--stats  Print how many tokens each answer took, and how fast.")
 def chat(engine: EngineRef, /, stats: bool, json: bool, **said: Any) -> int:
     """Chat with a language model.
 

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 import click
 import msgspec
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.groups import Commands, nearest
-from penstock.cli.options import listed
+from penstock.cli.options import options
 from penstock.cli.output import Form, Row, Wrapped, print_list, rich_text, warn
 from penstock.config.loading import TYPES, load_all, shown, variable
 from penstock.config.settings import Settings
@@ -36,9 +36,7 @@ def config() -> None:
 
 @config.command()
 @click.argument("names", nargs=-1, metavar="[NAME…]")
-@click.option("--changed", is_flag=True, help="Only those that are not at their defaults.")
-@listed
-@on_engine
+@options("--changed  Only those that are not at their defaults.")
 def show(engine: EngineRef, names: tuple[str, ...], changed: bool, form: Form) -> None:
     """Show the settings in effect, and where each comes from.
 

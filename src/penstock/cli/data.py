@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment, plural, size, span
-from penstock.cli.options import DURATION, as_json
+from penstock.cli.groups import command
+from penstock.cli.options import options
 from penstock.cli.output import echo, print_done, print_json, warn
 from penstock.ports.store import Verified
 
@@ -18,9 +19,7 @@ _FOLDER = click.Path(path_type=Path)
 _SHOWN = 50
 
 
-@click.command()
-@as_json
-@on_engine
+@command()
 def verify(engine: EngineRef, json: bool) -> int:
     """Check every job's record against its log.
 
@@ -46,16 +45,8 @@ def _report(verified: Verified) -> str:
     return "\n".join(lines)
 
 
-@click.command()
-@click.option(
-    "--older-than",
-    type=DURATION,
-    default="7d",
-    show_default=True,
-    help="Delete what ended longer ago than this.",
-)
-@as_json
-@on_engine
+@command()
+@options("--older-than DURATION=7d  Delete what ended longer ago than this.")
 def prune(engine: EngineRef, older_than: float, json: bool) -> None:
     """Delete jobs that ended long ago.
 
@@ -71,10 +62,8 @@ def prune(engine: EngineRef, older_than: float, json: bool) -> None:
     print_done(json, cleaned, "deleted " + ", ".join(parts))
 
 
-@click.command()
+@command()
 @click.argument("folder", metavar="DIR", type=_FOLDER)
-@as_json
-@on_engine
 def backup(engine: EngineRef, folder: Path, json: bool) -> None:
     """Copy the data directory to a new folder.
 
@@ -99,13 +88,9 @@ def backup(engine: EngineRef, folder: Path, json: bool) -> None:
         )
 
 
-@click.command()
+@command()
 @click.argument("folder", metavar="DIR", type=_FOLDER)
-@click.option(
-    "--replace", is_flag=True, help="Move what the data directory has now to a folder inside it."
-)
-@as_json
-@on_engine
+@options("--replace  Move what the data directory has now to a folder inside it.")
 def restore(engine: EngineRef, folder: Path, replace: bool, json: bool) -> int:
     """Restore a backup to the data directory.
 

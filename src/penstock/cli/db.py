@@ -7,10 +7,9 @@ from copy import copy as shallow
 import click
 
 from penstock.cli.data import verify as verify_store
-from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.formats import plural, size
 from penstock.cli.groups import Commands
-from penstock.cli.options import as_json
 from penstock.cli.output import emit, facts, print_done, print_json
 
 
@@ -33,8 +32,6 @@ def _url(engine: EngineRef, url: str | None) -> str:
 
 @db.command()
 @_URL
-@as_json
-@on_engine
 def status(engine: EngineRef, url: str | None, json: bool) -> None:
     """Show the schema's version, the owner, sizes and replicas."""
     from penstock.app.databases import database_status
@@ -71,8 +68,6 @@ def status(engine: EngineRef, url: str | None, json: bool) -> None:
 
 @db.command()
 @_URL
-@as_json
-@on_engine
 def migrate(engine: EngineRef, url: str | None, json: bool) -> None:
     """Bring the schema up to date.
 
@@ -86,9 +81,6 @@ def migrate(engine: EngineRef, url: str | None, json: bool) -> None:
 
 
 @db.command()
-@click.argument("url")
-@as_json
-@on_engine
 def copy(engine: EngineRef, url: str, json: bool) -> None:
     """Copy the jobs of a SQLite engine to PostgreSQL.
 

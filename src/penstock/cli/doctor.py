@@ -16,14 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-import click
 from msgspec import Struct
 
 from penstock import __version__
-from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import size, span
-from penstock.cli.options import as_json
+from penstock.cli.groups import command
 from penstock.cli.output import Listing, Row, Wrapped, echo, emit, print_json, styled
 from penstock.config import Settings
 from penstock.config.loading import Loaded, load_all
@@ -54,9 +53,7 @@ class Check(Struct, frozen=True):
 _OK, _NOTE, _BAD = Health.OK, Health.NOTE, Health.BAD
 
 
-@click.command()
-@as_json
-@on_engine
+@command()
 def doctor(engine: EngineRef, json: bool) -> int:
     """Check this installation and its data directory.
 
@@ -244,8 +241,7 @@ def _print(checks: list[Check]) -> None:
     emit(Listing(rows, header=False))
 
 
-@click.command()
-@as_json
+@command()
 def version(json: bool) -> None:
     """Print the version of Penstock and of what it uses."""
     import apsw

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from penstock.cli.groups import nearest
-from penstock.cli.options import converted, read_object, read_source, together
+from penstock.cli.options import converted, options, read_object, read_source
 from penstock.core.errors import (
     InvalidRequest,
     Misconfigured,
@@ -65,23 +65,21 @@ _OPTIONS = tuple(name for name in SpoolOptions.__struct_fields__ if name != "sam
 _UNKNOWN = re.compile(r"object contains unknown field (.*)")
 
 
-generation_options = together(
-    click.option("--model", metavar="NAME", help="Which model, if several are served."),
-    click.option("--system", metavar="TEXT|@FILE", help="The system prompt."),
-    click.option("--max-tokens", type=int, metavar="N", help="Maximum length of the answer."),
-    click.option("--temperature", type=float, help="0 always takes the likeliest token."),
-    click.option(
-        "--top-p",
-        type=float,
-        help="Sample from the likeliest tokens up to this probability.",
-    ),
-    click.option("--top-k", type=int, help="Sample from this many tokens; 0: from all."),
-    click.option("--min-p", type=float, help="Leave out tokens less likely than this."),
-    click.option("--repeat-penalty", type=float, help="Above 1: repeat less."),
-    click.option("--seed", type=int, help="The same seed gives the same answer."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End before this; may be repeated."),
-    click.option("--schema", metavar="JSON|FILE", help="A JSON schema that the answer follows."),
-    click.option("--grammar", metavar="FILE", help="A GBNF grammar that the answer follows."),
+generation_options = options(
+    """
+    --model NAME             Which model, if several are served.
+    --system TEXT|@FILE      The system prompt.
+    --max-tokens N           Maximum length of the answer.
+    --temperature NUMBER     0 always takes the likeliest token.
+    --top-p NUMBER           Sample from the likeliest tokens up to this probability.
+    --top-k N                Sample from this many tokens; 0: from all.
+    --min-p NUMBER           Leave out tokens less likely than this.
+    --repeat-penalty NUMBER  Above 1: repeat less.
+    --seed N                 The same seed gives the same answer.
+    --stop TEXT...           End before this; may be repeated.
+    --schema JSON|FILE       A JSON schema that the answer follows.
+    --grammar FILE           A GBNF grammar that the answer follows.
+    """
 )
 """The options of a generation; `options_of` makes sense of them."""
 

@@ -1,17 +1,99 @@
-"""Command groups, as `penstock key create`."""
+"""Commands and groups of commands, as `penstock key create`.
+
+The parameters of a command's function are its options and arguments. Its own options are declared
+by `penstock.cli.options.options`; those that several commands share are in `SHARED` there, under
+the parameter's name: so the same name is the same option everywhere. Any other parameter is an
+argument.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
 
 from penstock.cli.exits import Exit
-from penstock.cli.output import echo
+from penstock.cli.output import Form, echo
 from penstock.core.errors import did_you_mean
 
 _HELP = ("-h", "--help")
+_LAST = ("yes", "verbose", "json", "form")
+"""Parameters whose options stand below all others in the help."""
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Command(click.Command):
+    """A command whose options are the parameters of its function."""
+
+    def __init__(
+        self, *args: Any, callback: Callable[..., Any], params: list[click.Parameter], **more: Any
+    ) -> None:
+        named = inspect.signature(callback).parameters
+        own = [name for name, one in named.items() if one.kind not in _VARIABLE]
+        found = {str(one.name): one for one in params}
+        if not hasattr(callback, "__wrapped__") and any(name not in found for name in own):
+            found = {str(one.name): one for one in _parameters(callback, own, found)}
+            callback = _adapted(callback, own)
+        last = sorted(found, key=lambda name: _LAST.index(name) if name in _LAST else -1)
+        super().__init__(*args, callback=callback, params=[found[name] for name in last], **more)
+
+
+command = functools.partial(click.command, cls=Command)
+"""What makes a command that is in no group."""
+
+
+def _parameters(
+    callback: Callable[..., Any], own: Iterable[str], found: dict[str, click.Parameter]
+) -> Iterator[click.Parameter]:
+    """Those of the function, then those of its decorators."""
+    from penstock.cli.engine import engine_options
+    from penstock.cli.options import SHARED
+
+    hints = typing.get_type_hints(callback)
+    for name in own:
+        if name in found:
+            yield found.pop(name)
+        elif name in SHARED:
+            yield from _declared(SHARED[name])
+        elif name != "engine":
+            several = typing.get_origin(hints[name]) is tuple
+            optional = several or types.NoneType in typing.get_args(hints[name])
+            metavar = f"[{name.upper()}...]" if several else name.removesuffix("_id").upper()
+            count = -1 if several else 1
+            yield click.Argument([name], nargs=count, required=not optional, metavar=metavar)
+    yield from found.values()
+    if "engine" in own:
+        yield from _declared(engine_options)
+
+
+def _declared(decorator: Callable[[Any], Any]) -> list[click.Parameter]:
+    """What a decorator of click declares."""
+
+    def bare() -> None: ...
+
+    params: list[click.Parameter] = decorator(bare).__click_params__
+    return params[::-1]
+
+
+def _adapted(callback: Callable[..., Any], own: Iterable[str]) -> Callable[..., Any]:
+    """The function, called with what click has read."""
+
+    @functools.wraps(callback)
+    def called(*args: Any, **said: Any) -> Any:
+        if "form" in own:
+            as_json, name_only = said.pop("json"), said.pop("quiet")
+            form = Form(said["form"])
+            said["form"] = Form.JSON if as_json else Form.NAME if name_only else form
+        if "engine" in own:
+            args = (click.get_current_context().obj, *args)
+        return callback(*args, **said)
+
+    return called
 
 
 class Commands(click.Group):
@@ -19,6 +101,9 @@ class Commands(click.Group):
 
     Without a command it shows what there is. With options alone it is its `default` command.
     """
+
+    command_class = Command
+    group_class = type  # the groups in it are of its own class
 
     def __init__(self, *args: Any, default: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "invoke_without_command": True})

@@ -8,9 +8,10 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
-from penstock.cli.options import as_json, reason, states, sure, waits
+from penstock.cli.groups import command
+from penstock.cli.options import options, waits
 from penstock.cli.output import record
 from penstock.cli.selection import (
     Done,
@@ -49,17 +50,16 @@ def _each_job(
     return engine.ask(to_all)
 
 
-@click.command()
+@command()
 @_optional
-@click.option("--children", is_flag=True, help="And the jobs that they are parents of.")
-@reason
+@options(
+    """
+    --children           And the jobs that they are parents of.
+    --all as everything  Every job that has not ended.
+    """
+)
 @waits("10s", "How long to wait for running work to end.")
-@states
 @filtered
-@click.option("--all", "everything", is_flag=True, help="Every job that has not ended.")
-@sure
-@as_json
-@on_engine
 def cancel(
     engine: EngineRef,
     /,
@@ -122,13 +122,10 @@ def _cancelled(job: Job) -> tuple[Exit, str]:
     return Exit.NOT_YET, f"was asked to end and is still {job.state}"
 
 
-@click.command()
+@command()
 @_optional
 @filtered
-@click.option("--all", "everything", is_flag=True, help="All dead jobs.")
-@sure
-@as_json
-@on_engine
+@options("--all as everything  All dead jobs.")
 def retry(
     engine: EngineRef,
     /,
@@ -162,14 +159,9 @@ def retry(
     return engine.ask(retry_all)
 
 
-@click.command()
+@command()
 @_required
-@reason
-@click.option(
-    "--snapshot", default="", help="Only if the job is held by this snapshot of the rules."
-)
-@as_json
-@on_engine
+@options("--snapshot SNAPSHOT=  Only if the job is held by this snapshot of the rules.")
 def approve(
     engine: EngineRef, jobs: tuple[str, ...], reason: str, snapshot: str, json: bool
 ) -> int:
@@ -193,11 +185,8 @@ def _approved(job: Job) -> str:
     return f"approved by {len(hold.votes)} of {hold.terms.needed}: {missing} more needed"
 
 
-@click.command()
+@command()
 @_required
-@reason
-@as_json
-@on_engine
 def reject(engine: EngineRef, jobs: tuple[str, ...], reason: str, json: bool) -> int:
     """Reject jobs that are awaiting approval: they end DENIED.
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import click
 from msgspec.structs import replace
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, run_time, short_id, span
-from penstock.cli.options import before, limited, listed, states
+from penstock.cli.groups import command
+from penstock.cli.options import limited, options
 from penstock.cli.output import Form, Row, print_list, record, styled
 from penstock.cli.selection import filtered, query_of
 from penstock.core.errors import NotFound
@@ -28,18 +28,18 @@ _EXPLAINED = 50
 _PAGE = 1000
 
 
-@click.command()
-@states
-@click.option("--active", is_flag=True, help="Not ended yet.")
-@click.option("--awaiting-approval", is_flag=True, help="Awaiting approval, oldest first.")
-@click.option("--dead", is_flag=True, help="Ended FAILED or TIMEOUT and not retried.")
+@command()
+@options(
+    """
+    --active             Not ended yet.
+    --awaiting-approval  Awaiting approval, oldest first.
+    --dead               Ended FAILED or TIMEOUT and not retried.
+    --tries              List every try separately.
+    --all as everything  List all, without a limit.
+    """
+)
 @filtered
 @limited(20)
-@click.option("--tries", is_flag=True, help="List every try separately.")
-@click.option("--all", "everything", is_flag=True, help="List all, without a limit.")
-@before
-@listed
-@on_engine
 def ps(
     engine: EngineRef,
     /,

@@ -13,10 +13,11 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.app.client import outcome_of
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment
-from penstock.cli.options import as_json, as_lines, attached, limited, listed, wait_timeout
+from penstock.cli.groups import command
+from penstock.cli.options import as_lines, limited, options
 from penstock.cli.output import (
     Form,
     Listing,
@@ -59,14 +60,13 @@ async def _ended(
 # -- result ------------------------------------------------------------------------
 
 
-@click.command()
-@click.argument("job")
-@attached
-@wait_timeout
-@click.option("--output", metavar="FILE", help="Write it to this file as it is.")
-@click.option("-r", "--raw", is_flag=True, help="Print a string without its quotes.")
-@as_json
-@on_engine
+@command()
+@options(
+    """
+    --output FILE  Write it to this file as it is.
+    -r, --raw      Print a string without its quotes.
+    """
+)
 def result(
     engine: EngineRef,
     job: str,
@@ -152,18 +152,13 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # -- artifacts ---------------------------------------------------------------------
 
 
-@click.command()
-@click.argument("job")
-@click.argument("name", required=False)
-@click.option(
-    "--output",
-    metavar="FILE",
-    help="Where to save it; '-' is standard output. Without a NAME: the folder for all of them.",
+@command()
+@options(
+    """
+    --output FILE  Where to save it; '-' is standard output. Without a NAME: the folder for all of
+            them.
+    """
 )
-@attached
-@wait_timeout
-@listed
-@on_engine
 def artifacts(
     engine: EngineRef,
     job: str,
@@ -231,15 +226,15 @@ async def _artifacts(
 # -- steps -------------------------------------------------------------------------
 
 
-@click.command()
-@click.argument("job")
-@click.option("--name", help="Only rows of this name.")
-@click.option(
-    "--after", type=click.IntRange(0), metavar="N", help="With --name: only rows after this one."
+@command()
+@options(
+    """
+    --name NAME  Only rows of this name.
+    --after 0..  With --name: only rows after this one.
+    """
 )
 @limited(100)
 @as_lines
-@on_engine
 def steps(
     engine: EngineRef, job: str, name: str | None, after: int | None, limit: int, json: bool
 ) -> None:

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 from msgspec import Struct
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import layers, moment, pairs, plural, run_time, short_id, span
+from penstock.cli.groups import command
 from penstock.cli.job_list import JobRows, error_of, reasons, who_may
-from penstock.cli.options import shown
+from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
     Listing,
@@ -76,11 +76,8 @@ class JobDetails(Struct, frozen=True):
     """If it is a run of a pipeline."""
 
 
-@click.command()
-@click.argument("job")
-@click.option("--tries", is_flag=True, help="The history of each try, not of the newest only.")
-@shown
-@on_engine
+@command()
+@options("--tries  The history of each try, not of the newest only.")
 def show(engine: EngineRef, job: str, tries: bool, form: Form) -> None:
     """Show a job: its state, the reason, and its history.
 

@@ -6,21 +6,18 @@ from typing import Any
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
+from penstock.cli.groups import command
 from penstock.cli.job_result import print_result
 from penstock.cli.options import (
-    DURATION,
-    MOMENT,
-    as_json,
-    given_input,
     job_fields,
     job_options,
+    options,
     read_lines,
     read_object,
     read_source,
     started,
-    wait_timeout,
 )
 from penstock.cli.output import echo, print_done, print_json, record
 from penstock.cli.selection import job_id_of
@@ -29,60 +26,37 @@ from penstock.core.job import ParentPolicy, Unique
 from penstock.ports.engine_api import EngineApi
 
 
-@click.command()
-@click.argument("topic")
-@given_input
-@click.option(
-    "--each", metavar="@FILE|-", help="Submit a job for each line, a JSON object; all or none."
+@command()
+@options(
+    """
+    --each @FILE|-                     Submit a job for each line, a JSON object; all or none.
+    --id ID as job_id                  Job id. Submitting the same id again returns the existing
+            job.
+    --key KEY                          Idempotency key. Submitting the same key again returns the
+            existing job.
+    --deadline TIME|+DURATION          Time by which it must have ended.
+    --delay DURATION                   How long to wait before it may start.
+    --tenant TENANT                    Its tenant.
+    --parent JOB                       Parent job. If the parent does not succeed, this job is
+            cancelled.
+    --workflow ID                      Workflow that the job is a step of.
+    --step 0..                         Step number in the workflow.
+    --after JOB...                     Start only after this job has ended; may be repeated.
+    --if-parent-fails IF_PARENT_FAILS  If a job of --after does not succeed: cancel this job (the
+            default) or run it.
+    --unique KEY                       At most one unfinished job with this key at a time.
+    --unique-for DURATION              Keep that key taken for this long from acceptance, not until
+            the end.
+    --app MODULE:APP                   Validate the arguments against this application and apply its
+            defaults.
+    """,
+    if_parent_fails=click.Choice([one.value for one in ParentPolicy]),
 )
 @started(False)
-@wait_timeout
-@click.option(
-    "--id", "job_id", help="Job id. Submitting the same id again returns the existing job."
-)
-@click.option(
-    "--key", help="Idempotency key. Submitting the same key again returns the existing job."
-)
 @job_options
-@click.option(
-    "--deadline", type=MOMENT, metavar="TIME|+DURATION", help="Time by which it must have ended."
-)
-@click.option("--delay", type=DURATION, help="How long to wait before it may start.")
-@click.option("--tenant", help="Its tenant.")
-@click.option(
-    "--parent",
-    metavar="JOB",
-    help="Parent job. If the parent does not succeed, this job is cancelled.",
-)
 @click.option(
     "--detached", is_flag=True, default=None, help="Keep it running if its parent does not succeed."
 )
-@click.option("--workflow", metavar="ID", help="Workflow that the job is a step of.")
-@click.option("--step", type=click.IntRange(0), help="Step number in the workflow.")
-@click.option(
-    "--after",
-    multiple=True,
-    metavar="JOB",
-    help="Start only after this job has ended; may be repeated.",
-)
-@click.option(
-    "--if-parent-fails",
-    type=click.Choice([one.value for one in ParentPolicy]),
-    help="If a job of --after does not succeed: cancel this job (the default) or run it.",
-)
-@click.option("--unique", metavar="KEY", help="At most one unfinished job with this key at a time.")
-@click.option(
-    "--unique-for",
-    type=DURATION,
-    help="Keep that key taken for this long from acceptance, not until the end.",
-)
-@click.option(
-    "--app",
-    metavar="MODULE:APP",
-    help="Validate the arguments against this application and apply its defaults.",
-)
-@as_json
-@on_engine
 def submit(
     engine: EngineRef,
     /,

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.app.client import outcome_of
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment, short_id
+from penstock.cli.groups import command
 from penstock.cli.live import progress
-from penstock.cli.options import as_lines
+from penstock.cli.options import as_lines, options
 from penstock.cli.output import STYLES, console, harmless, print_line, rich_text, warn
 from penstock.cli.selection import find_job
 from penstock.core.errors import InvalidRequest
@@ -54,10 +55,8 @@ async def _tries(api: EngineApi, text: str) -> AsyncIterator[Job]:
 # -- watch -------------------------------------------------------------------------
 
 
-@click.command()
-@click.argument("job")
+@command()
 @as_lines
-@on_engine
 def watch(engine: EngineRef, job: str, json: bool) -> int:
     """Watch a job until it ends.
 
@@ -143,12 +142,14 @@ def _print_move(page: Console, entry: Transition, job_id: str = "") -> None:
 # -- logs --------------------------------------------------------------------------
 
 
-@click.command()
-@click.argument("job")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
-@click.option("-t", "--times", is_flag=True, help="Print when each line was written.")
+@command()
+@options(
+    """
+    -f, --follow  Go on until the job has ended.
+    -t, --times   Print when each line was written.
+    """
+)
 @as_lines
-@on_engine
 def logs(engine: EngineRef, job: str, follow: bool, times: bool, json: bool) -> None:
     """Print what a job wrote, and after it what its retries wrote.
 
@@ -198,13 +199,15 @@ def _print(line: LogLine, times: bool, json: bool) -> None:
 # -- events ------------------------------------------------------------------------
 
 
-@click.command()
-@click.option(
-    "--after", type=int, metavar="CURSOR", help="Resume after this cursor; else from now."
+@command()
+@options(
+    """
+    --after CURSOR  Resume after this cursor; else from now.
+    --topic GLOB    Only jobs with a topic that matches, as job.text.*.
+    """,
+    after=int,
 )
-@click.option("--topic", metavar="GLOB", help="Only jobs with a topic that matches, as job.text.*.")
 @as_lines
-@on_engine
 def events(engine: EngineRef, after: int | None, topic: str | None, json: bool) -> None:
     """Print everything that happens to any job, from now on.
 

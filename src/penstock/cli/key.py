@@ -6,10 +6,10 @@ import time
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, moment, span
-from penstock.cli.groups import Commands
-from penstock.cli.options import DURATION, as_json, listed, shown
+from penstock.cli.groups import Commands, command
+from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
     Row,
@@ -34,18 +34,14 @@ def key() -> None:
 
 
 @key.command()
-@click.argument("name")
-@click.option(
-    *("--role", "roles"),
-    type=ROLE,
-    multiple=True,
-    required=True,
-    help="A role of the key; may be repeated.",
+@options(
+    """
+    --role ROLE!... as roles  A role of the key; may be repeated.
+    --tenant TENANT           Bind the key to this tenant; else it can access all tenants.
+    --expires DURATION        How long it is valid; else until it is deleted.
+    """,
+    roles=ROLE,
 )
-@click.option("--tenant", help="Bind the key to this tenant; else it can access all tenants.")
-@click.option("--expires", type=DURATION, help="How long it is valid; else until it is deleted.")
-@as_json
-@on_engine
 def create(
     engine: EngineRef,
     name: str,
@@ -75,8 +71,6 @@ def create(
 
 
 @key.command("list")
-@listed
-@on_engine
 def list_keys(engine: EngineRef, form: Form) -> None:
     """List the keys, including revoked and expired ones."""
     now = time.time()
@@ -110,9 +104,6 @@ def _status(one: KeyView, now: float) -> str:
 
 
 @key.command()
-@click.argument("key_id", metavar="ID")
-@shown
-@on_engine
 def show(engine: EngineRef, key_id: str, form: Form) -> None:
     """Show a key, by its id or name; never its token."""
     found = [
@@ -125,9 +116,6 @@ def show(engine: EngineRef, key_id: str, form: Form) -> None:
 
 
 @key.command()
-@click.argument("key_id", metavar="ID")
-@as_json
-@on_engine
 def delete(engine: EngineRef, key_id: str, json: bool) -> None:
     """Revoke a key immediately.
 
@@ -137,9 +125,7 @@ def delete(engine: EngineRef, key_id: str, json: bool) -> None:
     print_done(json, view, f"{view.key_id} ({view.name}) revoked")
 
 
-@click.command()
-@as_json
-@on_engine
+@command()
 def dashboard(engine: EngineRef, json: bool) -> None:
     """Print a link that signs a browser in.
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, span
 from penstock.cli.groups import Commands
-from penstock.cli.options import RATE, as_json, listed, several, shown
+from penstock.cli.options import options, several
 from penstock.cli.output import Form, Listing, Row, emit, print_done, print_list
 from penstock.core.errors import NotFound
 from penstock.ports.engine_api import Limit, LimitUse, LimitView
@@ -22,21 +22,18 @@ def limit() -> None:
 
 
 @limit.command()
-@click.argument("name")
-@click.option(
-    *("--per", "key"),
-    multiple=True,
-    metavar="tenant|topic|label:NAME",
-    help="Apply the limit to each value of this separately; may be repeated.",
+@options(
+    """
+    --per tenant|topic|label:NAME... as key  Apply the limit to each value of this separately; may
+            be repeated.
+    --topic GLOB... as topics           Only these topics.
+    --tenant GLOB... as tenants         Only these tenants.
+    --concurrency 1..                   Maximum number of running jobs.
+    --rate RATE                         Maximum number of starts in a time, as 10/m or 5/30s.
+    --max-waiting 0..                   Maximum number of waiting jobs.
+    """
 )
-@click.option("--topic", "topics", multiple=True, metavar="GLOB", help="Only these topics.")
-@click.option("--tenant", "tenants", multiple=True, metavar="GLOB", help="Only these tenants.")
 @several("--label", "For jobs with this label only; the value is a glob.")
-@click.option("--concurrency", type=click.IntRange(1), help="Maximum number of running jobs.")
-@click.option("--rate", type=RATE, help="Maximum number of starts in a time, as 10/m or 5/30s.")
-@click.option("--max-waiting", type=click.IntRange(0), help="Maximum number of waiting jobs.")
-@as_json
-@on_engine
 def create(
     engine: EngineRef,
     /,
@@ -57,8 +54,6 @@ def create(
 
 
 @limit.command("list")
-@listed
-@on_engine
 def list_limits(engine: EngineRef, form: Form) -> None:
     """List the limits and their usage."""
     _print(
@@ -69,9 +64,6 @@ def list_limits(engine: EngineRef, form: Form) -> None:
 
 
 @limit.command()
-@click.argument("name")
-@shown
-@on_engine
 def show(engine: EngineRef, name: str, form: Form) -> None:
     """Show a limit and its usage."""
     found = [one for one in engine.ask(lambda api: api.limits.list()) if one.limit.name == name]
@@ -133,9 +125,6 @@ def _terms(known: Limit) -> str:
 
 
 @limit.command()
-@click.argument("name")
-@as_json
-@on_engine
 def delete(engine: EngineRef, name: str, json: bool) -> None:
     """Delete a limit."""
     engine.ask(lambda api: api.limits.delete(name))

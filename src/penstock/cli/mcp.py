@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import click
-
-from penstock.cli.engine import EngineRef, on_engine, run
-from penstock.cli.options import waits
+from penstock.cli.engine import EngineRef, run
+from penstock.cli.groups import command
+from penstock.cli.options import options, waits
 from penstock.cli.output import banner, echo
 from penstock.cli.service import Stop
 from penstock.core.errors import Misconfigured
@@ -17,14 +16,13 @@ if TYPE_CHECKING:
     from penstock.config import Settings
 
 
-@click.command()
-@click.option(
-    "--http",
-    metavar="HOST:PORT",
-    help="Serve streamable HTTP there, at /mcp, and not standard input and output.",
+@command()
+@options(
+    """
+    --http HOST:PORT  Serve streamable HTTP there, at /mcp, and not standard input and output.
+    """
 )
 @waits("30s", "How long a call waits for its job before it returns the job's id.")
-@on_engine
 def mcp(engine: EngineRef, http: str | None, wait_timeout: float) -> None:
     """Serve topics as tools of an AI agent (MCP).
 

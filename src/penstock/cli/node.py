@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.formats import plural, size
 from penstock.cli.generation import explained
 from penstock.cli.groups import Commands
@@ -18,7 +18,7 @@ from penstock.cli.live import progress, redraw
 from penstock.cli.node_options import check_key, joined, keyed
 from penstock.cli.node_screen import NetworkView, figures
 from penstock.cli.node_serve import start, up
-from penstock.cli.options import DURATION, as_json, listed
+from penstock.cli.options import options
 from penstock.cli.output import Form, emit, print_done, print_json, print_list, rich_text
 from penstock.core.errors import (
     InvalidRequest,
@@ -50,8 +50,6 @@ node.add_command(up)
 @node.command("list")
 @joined
 @keyed
-@listed
-@on_engine
 def list_nodes(engine: EngineRef, join: tuple[str, ...], key: str | None, form: Form) -> None:
     """List the nodes of a network, as 'status' finds them."""
     settings = engine.settings(node__key=key)
@@ -71,12 +69,12 @@ def list_nodes(engine: EngineRef, join: tuple[str, ...], key: str | None, form: 
 @node.command()
 @joined
 @keyed
-@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option(
-    "--interval", type=DURATION, default="1s", show_default=True, help="Refresh interval."
+@options(
+    """
+    --watch                 Refresh until Ctrl-C.
+    --interval DURATION=1s  Refresh interval.
+    """
 )
-@as_json
-@on_engine
 def status(
     engine: EngineRef,
     join: tuple[str, ...],
@@ -174,9 +172,7 @@ async def _engine(engine: EngineRef) -> tuple[Look, PipesView]:
 
 
 @node.command()
-@click.option("--new", is_flag=True, help="Make a new one; the old one is no longer valid.")
-@as_json
-@on_engine
+@options("--new  Make a new one; the old one is no longer valid.")
 def key(engine: EngineRef, new: bool, json: bool) -> None:
     """Print the network's key, which is made if there is none.
 
@@ -199,10 +195,7 @@ def key(engine: EngineRef, new: bool, json: bool) -> None:
 
 
 @node.command()
-@click.argument("model", metavar="MODEL")
 @click.argument("folder", type=click.Path(path_type=Path))
-@as_json
-@on_engine
 def prepare(engine: EngineRef, model: str, folder: Path, json: bool) -> None:
     """Write a model's layers to files of their own.
 

@@ -2,178 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import DURATION, SIZE, as_lines, together, verbose
+from penstock.cli.options import Parsed, as_lines, options, together, verbose
 from penstock.core.errors import Misconfigured
 
 if TYPE_CHECKING:
     from penstock.config import Settings
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _layers(text: str) -> str:
     from penstock.workloads.pipes.ranges import parse_layers
 
-    try:
-        if value is not None:
-            parse_layers(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
-    return value
+    parse_layers(text)
+    return text
 
 
-def _address(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """HOST:PORT, one or several; only who listens may leave the port open."""
+def _address(text: str) -> str:
+    """Where to connect to."""
+    if not _parsed(text)[1]:
+        raise ValueError(f"{text!r} names no port to connect to")
+    return text
+
+
+def _own_address(text: str) -> str:
+    """Where to listen; the port may be left open."""
+    _parsed(text)
+    return text
+
+
+def _parsed(text: str) -> tuple[str, int]:
     from penstock.config.loading import parse_host_port
 
-    for one in value if isinstance(value, tuple) else (value or "",):
-        try:
-            if one and parse_host_port(one)[1] == 0 and param.name != "listen":
-                raise ValueError(f"{one!r} names no port to connect to")
-        except ValueError as error:
-            raise click.BadParameter(str(error), ctx, param) from error
-    return value
+    return parse_host_port(text)
 
 
-_COUNT = click.IntRange(min=1)
-_MODEL = (
-    click.option(
-        "--model",
-        metavar="NAME|PATH",
-        help="The model: a name in 'penstock model list', a GGUF file, or a folder of safetensors.",
-    ),
-    click.option(
-        "--source",
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="Where its weights are, if --model is only its name.",
-    ),
+_ADDRESS = Parsed("address", _address)
+joined = options(
+    "--join HOST:PORT...  A node that runs already; may be repeated, one that answers is enough.",
+    join=_ADDRESS,
 )
-_NETWORK = (
-    click.option(
-        "--join",
-        multiple=True,
-        metavar="HOST:PORT",
-        callback=_address,
-        help="A node that runs already; may be repeated, one that answers is enough.",
-    ),
-    click.option(
-        "--listen",
-        metavar="HOST:PORT",
-        callback=_address,
-        help="Where other nodes reach this one; by default 127.0.0.1 and a free port.",
-    ),
-    click.option(
-        "--advertise",
-        metavar="HOST:PORT",
-        callback=_address,
-        help="The address that other nodes use, if it differs from --listen.",
-    ),
-    click.option(
-        "--network-key",
-        "key",
-        metavar="KEY|@FILE",
-        help="The network's key; better @FILE, or PENSTOCK_NODE__KEY. By default the one that"
-        " 'penstock node key' prints.",
-    ),
-    click.option(
-        "--node-id",
-        metavar="NAME",
-        help="Its name in the network; else made of host and process.",
-    ),
+keyed = options(
+    "--network-key KEY|@FILE as key  The network's key; better @FILE, or PENSTOCK_NODE__KEY."
+    " By default the one that 'penstock node key' prints."
 )
-_COMPUTING = (
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "int8"]),
-        help="Data type of the computation; auto is the faster of float32 and bfloat16 here.",
-    ),
-    click.option(
-        "--threads", type=_COUNT, metavar="N", help="Threads that compute; else measured."
-    ),
-    click.option(
-        "--memory",
-        type=SIZE,
-        help="Memory for weights and caches; by default three quarters of the machine's.",
-    ),
-    click.option("--cache", type=SIZE, help="Part of --memory that caches may use."),
-    click.option(
-        "--context",
-        type=click.IntRange(min=16),
-        metavar="TOKENS",
-        help="Context of one job, prompt and answer; by default 4096.",
-    ),
-    click.option(
-        "--prefill-chunk-size",
-        type=_COUNT,
-        metavar="TOKENS",
-        help="Tokens of a prompt that go through the nodes at once; by default 256.",
-    ),
-    click.option(
-        "--local-layers",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="With --end-model: how many of the first layers it holds itself; by default 1.",
-    ),
-    click.option(
-        "--spot-check",
-        type=click.FloatRange(0, 1),
-        metavar="P",
-        help="Probability, 0 to 1, that a node's computation is checked before a job.",
-    ),
-    click.option(
-        "--keep",
-        type=DURATION,
-        help="How long the cache of an ended job is kept for a next turn; by default 5m.",
-    ),
-    click.option("--print-times", is_flag=True, help="Log the timing statistics of every job."),
-    click.option(
-        "--drain",
-        type=DURATION,
-        help="Time for running jobs to finish when it stops; by default 30s.",
-    ),
+_model = options(
+    """
+    --model NAME|PATH  The model: a name in 'penstock model list', a GGUF file, or a folder of
+            safetensors.
+    --source PATH      Where its weights are, if --model is only its name.
+    """,
+    source=click.Path(path_type=Path),
 )
-_SERVING = (
-    click.option(
-        "--http", metavar="HOST:PORT", help="Where HTTP listens; by default 127.0.0.1:7470."
-    ),
-    click.option("--no-http", is_flag=True, help="Open no HTTP port."),
-    as_lines,
-    verbose,
+_own = options(
+    """
+    --listen HOST:PORT     Where other nodes reach this one; by default 127.0.0.1 and a free port.
+    --advertise HOST:PORT  The address that other nodes use, if it differs from --listen.
+    --node-id NAME         Its name in the network; else made of host and process.
+    --dtype DTYPE          Data type of the computation; auto is the faster of float32 and bfloat16
+            here.
+    --threads 1..          Threads that compute; else measured.
+    --memory SIZE          Memory for weights and caches; by default three quarters of the
+            machine's.
+    --cache SIZE           Part of --memory that caches may use.
+    --context TOKENS       Context of one job, prompt and answer; by default 4096.
+    --prefill-chunk-size TOKENS  Tokens of a prompt that go through the nodes at once; by default
+            256.
+    --local-layers 0..     With --end-model: how many of the first layers it holds itself; by
+            default 1.
+    --spot-check P         Probability, 0 to 1, that a node's computation is checked before a job.
+    --keep DURATION        How long the cache of an ended job is kept for a next turn; by default
+            5m.
+    --print-times          Log the timing statistics of every job.
+    --drain DURATION       Time for running jobs to finish when it stops; by default 30s.
+    --http HOST:PORT       Where HTTP listens; by default 127.0.0.1:7470.
+    --no-http              Open no HTTP port.
+    """,
+    listen=Parsed("address", _own_address),
+    advertise=_ADDRESS,
+    dtype=click.Choice(["auto", "float32", "bfloat16", "int8"]),
+    context=click.IntRange(min=16),
+    prefill_chunk_size=click.IntRange(min=1),
+    spot_check=click.FloatRange(0, 1),
 )
-
-joined, keyed = _NETWORK[0], _NETWORK[3]
-"""Those that say which network."""
-layers = click.option(
-    "--layers",
-    metavar="RANGES",
-    callback=_layers,
-    help="The layers it holds, as 0-14 or 0-4,20-29; none; or auto (the default): the network"
-    " decides.",
+node_options = together(_model, joined, keyed, _own, as_lines, verbose)
+"""The options of a node; `settings_of` makes sense of them."""
+of_one = options(
+    """
+    --layers RANGES  The layers it holds, as 0-14 or 0-4,20-29; none; or auto (the default): the
+            network decides.
+    --end-model      Handle the text here, in an engine that this command starts.
+    """,
+    layers=Parsed("layers", _layers),
 )
-end_model = click.option(
-    "--end-model",
-    is_flag=True,
-    help="Handle the text here, in an engine that this command starts.",
-)
-nodes = click.option(
-    "--nodes",
-    type=click.IntRange(1, 64),
-    default=2,
-    show_default=True,
-    help="How many processes share the layers.",
-)
-
-
-def node_options(*more: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Give a command the options of a node, and these; `settings_of` makes sense of them."""
-    return together(*_MODEL, *more, *_NETWORK, *_COMPUTING, *_SERVING)
+"""And those of one that is started alone."""
 
 
 def settings_of(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,20 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, size
 from penstock.cli.generation import explained
+from penstock.cli.groups import command
 from penstock.cli.live import LiveScreen, Spinner
-from penstock.cli.node_options import (
-    check_key,
-    end_model,
-    layers,
-    node_options,
-    nodes,
-    settings_of,
-)
+from penstock.cli.node_options import check_key, node_options, of_one, settings_of
 from penstock.cli.node_screen import change_line, changes, held, node_status
+from penstock.cli.options import options
 from penstock.cli.output import banner
 from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.cli.worker import engine_there
@@ -53,14 +48,10 @@ _NET = "penstock.workloads.pipes.net"
 _LOOPBACK = ("127.", "[::1]", "localhost")
 
 
-@click.command()
-@node_options(layers, end_model)
-@click.option(
-    "--with-parent",
-    is_flag=True,
-    help="End when standard input ends: with the parent.",
-)
-@on_engine
+@command()
+@node_options
+@of_one
+@options("--with-parent  End when standard input ends: with the parent.")
 def start(engine: EngineRef, /, with_parent: bool, **said: Any) -> int:
     """Start a node, which holds layers of a model for a network.
 
@@ -109,9 +100,9 @@ def stay_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-@click.command()
-@node_options(nodes)
-@on_engine
+@command()
+@node_options
+@options("--nodes 1..64=2  How many processes share the layers.")
 def up(engine: EngineRef, /, **said: Any) -> int:
     """Start a whole network on this machine.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import inspect
 import re
 import sys
 import time
@@ -37,7 +38,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)")
 _SHORT_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgKMG])|[bB])?")
 
 
-class _Parsed(ParamType):
+class Parsed(ParamType):
     """A parameter that a function reads; what the function refuses is a mistake of the caller."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -89,10 +90,68 @@ def _size(text: str) -> int:
         raise ValueError(problem) from None
 
 
-DURATION, MOMENT = _Parsed("duration", _duration), _Parsed("moment", _moment)
-PAIR, RATE, SIZE = _Parsed("pair", _pair), _Parsed("rate", parse_rate), _Parsed("size", _size)
+DURATION, MOMENT = Parsed("duration", _duration), Parsed("moment", _moment)
+PAIR, RATE, SIZE = Parsed("pair", _pair), Parsed("rate", parse_rate), Parsed("size", _size)
 STATE = click.Choice([state.value for state in JobState], case_sensitive=False)
 PRIORITY = click.Choice([priority.value for priority in Priority])
+
+_LINE = re.compile(
+    r"(?P<names>-[^\s,]+(?:, -[^\s,]+)*)(?: (?!as )(?P<value>\S+))?"
+    r"(?: as (?P<parameter>\w+))?  +(?P<help>.+)"
+)
+_RANGE = re.compile(r"(\d+)\.\.(\d*)")
+_TYPES: Mapping[str, Any] = {
+    "DURATION": DURATION,
+    "TIME": MOMENT,
+    "KEY=VALUE": PAIR,
+    "RATE": RATE,
+    "SIZE": SIZE,
+    "N": int,
+    "TOKENS": int,
+    "NUMBER": float,
+}
+
+
+def options(text: str, **types: Any) -> Callable[[F], F]:
+    """Options as the help shows them, one on each line: names, value and sentence.
+
+    `-n, --limit 1..1000=20  Maximum number.` is a number from 1 to 1000, by default 20; `...` after
+    a value says that it may be repeated, `!` that it is required, and `--all as everything` names
+    the parameter. An option without a value is a flag. The type is that of `types`, by parameter,
+    or follows from the value.
+    """
+    lines = re.sub(r"\n {6,}", " ", inspect.cleandoc(text)).splitlines()
+    return together(*(_option(line, types) for line in lines))
+
+
+def _option(line: str, types: Mapping[str, Any]) -> Callable[[F], F]:
+    found = _LINE.fullmatch(line)
+    assert found is not None, line
+    names = found["names"].split(", ")
+    parameter = found["parameter"] or names[-1].partition("/")[0].lstrip("-").replace("-", "_")
+    if (value := found["value"]) is None:
+        is_pair = "/" in names[-1]
+        flag: dict[str, Any] = {"default": None} if is_pair else {"is_flag": True}
+        return click.option(*names, parameter, help=found["help"], **flag)
+    several, required = value.endswith("..."), "!" in value
+    metavar, equals, default = value.removesuffix("...").replace("!", "").partition("=")
+    if value.startswith("KEY=VALUE"):
+        metavar, equals = "KEY=VALUE", ""
+    kind = types.get(parameter) or _TYPES.get(metavar.partition("|")[0])
+    if bounds := _RANGE.fullmatch(metavar):
+        kind = click.IntRange(int(bounds[1]), int(bounds[2]) if bounds[2] else None)
+    return click.option(
+        *names,
+        parameter,
+        type=kind,
+        metavar=None if isinstance(kind, click.Choice) else "N" if bounds else metavar,
+        default=default if equals else None,
+        show_default=True if equals and default else None,
+        multiple=several,
+        required=required,
+        help=found["help"],
+    )
+
 
 as_json = click.option("--json", "json", is_flag=True, help="Print JSON.")
 as_lines = click.option("--json", "json", is_flag=True, help="Print JSON lines.")
@@ -112,6 +171,17 @@ states = click.option(
 )
 
 
+_format = click.option(
+    "-o",
+    "--format",
+    "form",
+    type=click.Choice([one.value for one in Form]),
+    default=Form.TABLE.value,
+    help="How to print it: a table, a wide one, names only, or JSON.",
+)
+_quiet = click.option("-q", "--quiet", is_flag=True, help="Names only, as -o name.")
+
+
 def shown(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command --json and -o, which become its argument `form`."""
 
@@ -120,22 +190,12 @@ def shown(command: Callable[..., Any]) -> Callable[..., Any]:
         chosen = Form.JSON if json else Form.NAME if quiet else Form(form)
         return command(*args, form=chosen, **said)
 
-    option = click.option(
-        "-o",
-        "--format",
-        "form",
-        type=click.Choice([one.value for one in Form]),
-        default=Form.TABLE.value,
-        help="How to print it: a table, a wide one, names only, or JSON.",
-    )
-    return as_json(option(with_form))
+    return as_json(_format(with_form))
 
 
 def listed(command: Callable[..., Any]) -> Callable[..., Any]:
     """The same for a list, which also has -q."""
-    return click.option("-q", "--quiet", is_flag=True, help="Names only, as -o name.")(
-        shown(command)
-    )
+    return _quiet(shown(command))
 
 
 def limited(default: int, most: int | None = None) -> Callable[[F], F]:
@@ -184,48 +244,51 @@ def several(name: str, sentence: str) -> Callable[[F], F]:
     return click.option(name, type=PAIR, multiple=True, metavar="KEY=VALUE", help=sentence)
 
 
-serving = together(
-    click.option("--app", metavar="MODULE:APP", help="The application whose jobs to run."),
-    click.option(
-        *("--pipeline", "pipelines"),
-        multiple=True,
-        metavar="NAME",
-        help="A pipeline to serve as well, as MODULE:NAME; may be repeated.",
-    ),
-    click.option(
-        *("--containers", "containers__engine"),
-        metavar="ENGINE",
-        help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
-    ),
-    click.option(
-        *("--model", "models__serve"),
-        multiple=True,
-        metavar="NAME",
-        help="A language model to serve as well: its name, a file, or 'auto' for all that"
-        " 'penstock model list' shows; may be repeated.",
-    ),
-    click.option("--concurrency", type=int, metavar="N", help="How many jobs to run at once."),
+serving = options(
+    """
+    --app MODULE:APP                        The application whose jobs to run.
+    --pipeline NAME... as pipelines         A pipeline to serve as well, as MODULE:NAME; may be
+            repeated.
+    --containers ENGINE as containers__engine  Run container jobs as well: auto, docker, podman, oci
+            or unix:///PATH.
+    --model NAME... as models__serve        A language model to serve as well: its name, a file, or
+            'auto' for all that 'penstock model list' shows; may be repeated.
+    --concurrency N                         How many jobs to run at once.
+    """
 )
 """The options that say which jobs a process runs. All but --app are named as their settings."""
-job_options = together(
-    click.option("--priority", type=PRIORITY, help="How urgent it is."),
-    several("--env", "Environment of the job; may be repeated."),
-    several("--label", "Label of the job; may be repeated."),
-    click.option("--timeout", type=DURATION, help="Maximum run time of one attempt."),
-    click.option("--retries", type=click.IntRange(0), help="Maximum number of retries."),
-    click.option(
-        "--idempotent/--not-idempotent", default=None, help="Whether it is safe to run twice."
-    ),
-    click.option("--capability", help="Declared capability, for safety rules."),
-    click.option(
-        "--risk-tag",
-        "risk_tags",
-        multiple=True,
-        help="Declared risk, for safety rules; may be repeated.",
-    ),
-    click.option("--cost", "estimated_cost", type=float, help="Estimated cost, for safety rules."),
+job_options = options(
+    """
+    --priority PRIORITY             How urgent it is.
+    --env KEY=VALUE...              Environment of the job; may be repeated.
+    --label KEY=VALUE...            Label of the job; may be repeated.
+    --timeout DURATION              Maximum run time of one attempt.
+    --retries 0..                   Maximum number of retries.
+    --idempotent/--not-idempotent   Whether it is safe to run twice.
+    --capability CAPABILITY         Declared capability, for safety rules.
+    --risk-tag TAG... as risk_tags  Declared risk, for safety rules; may be repeated.
+    --cost NUMBER as estimated_cost  Estimated cost, for safety rules.
+    """,
+    priority=PRIORITY,
 )
 """The options of a job; `job_fields` makes sense of them."""
+SHARED: Mapping[str, Callable[[Any], Any]] = {
+    "json": as_json,
+    "form": together(_format, _quiet, as_json),
+    "verbose": verbose,
+    "yes": sure,
+    "reason": reason,
+    "before": before,
+    "states": states,
+    "given": given_input,
+    "tenant": click.option("--tenant", default="default", help="Its tenant."),
+    "wait": attached,
+    "wait_timeout": wait_timeout,
+    "interval": click.option(
+        "--interval", type=DURATION, default="1s", show_default=True, help="Refresh interval."
+    ),
+}
+"""Options by the parameter of a command that has them."""
 
 
 def job_fields(said: dict[str, Any]) -> dict[str, Any]:

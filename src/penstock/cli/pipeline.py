@@ -14,19 +14,16 @@ import click
 import msgspec
 
 from penstock.cli import pipeline_display as display
-from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import short_id
 from penstock.cli.groups import Commands
 from penstock.cli.options import (
-    as_json,
     limited,
-    listed,
+    options,
     read_object,
     read_source,
-    reason,
     several,
-    shown,
     started,
     waits,
 )
@@ -82,8 +79,6 @@ def pipeline() -> None:
 
 
 @pipeline.command("list")
-@listed
-@on_engine
 def list_pipelines(engine: EngineRef, form: Form) -> None:
     """List the pipelines that can be started."""
     print_list(
@@ -96,9 +91,6 @@ def list_pipelines(engine: EngineRef, form: Form) -> None:
 
 
 @pipeline.command()
-@click.argument("name")
-@shown
-@on_engine
 def show(engine: EngineRef, name: str, form: Form) -> None:
     """Show a pipeline: its stages, its config, its alerts.
 
@@ -118,22 +110,17 @@ def show(engine: EngineRef, name: str, form: Form) -> None:
 
 
 @pipeline.command()
-@click.argument("name")
 @several("--set", "A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.")
-@click.option(
-    *("--input", "config"),
-    metavar="JSON|FILE|-",
-    help="Its config: a JSON object, or a file .json or .toml.",
+@options(
+    """
+    --input JSON|FILE|- as config  Its config: a JSON object, or a file .json or .toml.
+    --key KEY as idempotency_key   Idempotency key. Starting with the same key again returns the
+            existing run.
+    --tenant TENANT=default        Its tenant.
+    """
 )
-@click.option(
-    *("--key", "idempotency_key"),
-    help="Idempotency key. Starting with the same key again returns the existing run.",
-)
-@click.option("--tenant", default="default", help="Its tenant.")
 @started(None)
 @_strict
-@as_json
-@on_engine
 def start(
     engine: EngineRef,
     /,
@@ -178,12 +165,9 @@ def start(
 
 
 @pipeline.command()
-@click.argument("job", metavar="RUN")
 @started(False)
 @_strict
-@as_json
-@on_engine
-def retry(engine: EngineRef, job: str, wait: bool, strict: bool, json: bool) -> int:
+def retry(engine: EngineRef, run_id: str, wait: bool, strict: bool, json: bool) -> int:
     """Start a run of what failed in an ended one; prints its id.
 
     Runs again what failed and what depends on it, and reuses the rest. --wait shows it until
@@ -191,17 +175,15 @@ def retry(engine: EngineRef, job: str, wait: bool, strict: bool, json: bool) -> 
     """
 
     async def begin(api: EngineApi) -> PipelineRecord:
-        return await api.pipelines.retry_failed((await find_run(api, job)).id)
+        return await api.pipelines.retry_failed((await find_run(api, run_id)).id)
 
     return engine.ask(lambda api: _attached(engine, api, begin, wait, strict, json))
 
 
 @pipeline.command()
-@click.argument("job", metavar="RUN")
 @_strict
-@click.option("--json", "json", is_flag=True, help="Print its events as JSON lines.")
-@on_engine
-def watch(engine: EngineRef, job: str, strict: bool, json: bool) -> int:
+@options("--json  Print its events as JSON lines.")
+def watch(engine: EngineRef, run_id: str, strict: bool, json: bool) -> int:
     """Show a run, live, until it ends.
 
     Without a terminal it prints a line when a stage begins and one when it ends, from the first
@@ -210,7 +192,7 @@ def watch(engine: EngineRef, job: str, strict: bool, json: bool) -> int:
     """
 
     async def shown_to_its_end(api: EngineApi) -> int:
-        board = RunView(await find_run(api, job))
+        board = RunView(await find_run(api, run_id))
         ended = await follow(api, board, "events" if json else "")
         return await ending(api, ended, engine, strict=strict)
 
@@ -319,16 +301,17 @@ def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> Invali
 
 
 @pipeline.command()
-@click.option("--pipeline", metavar="NAME", help="Of this pipeline.")
-@click.option(
-    *("--state", "states"), type=STATUS, multiple=True, help="In this state; may be repeated."
+@options(
+    """
+    --pipeline NAME              Of this pipeline.
+    --state STATES... as states  In this state; may be repeated.
+    --tenant TENANT              Of this tenant.
+    --retry-of RUN               Only retries of this run.
+    --before RUN                 Next page: older than this one.
+    """,
+    states=STATUS,
 )
-@click.option("--tenant", help="Of this tenant.")
-@click.option("--retry-of", metavar="RUN", help="Only retries of this run.")
-@click.option("--before", metavar="RUN", help="Next page: older than this one.")
 @limited(20)
-@listed
-@on_engine
 def runs(
     engine: EngineRef, /, limit: int, states: tuple[str, ...], form: Form, **said: Any
 ) -> None:
@@ -356,17 +339,17 @@ def runs(
 
 
 @pipeline.command()
-@click.argument("job", metavar="RUN")
-@click.argument("stage")
-@click.option(
-    "--outcome", type=OUTCOME, multiple=True, help="Only items with this outcome; may be repeated."
+@options(
+    """
+    --outcome OUTCOME...  Only items with this outcome; may be repeated.
+    --after SEQ=-1        The next page: after this one.
+    """,
+    outcome=OUTCOME,
+    after=int,
 )
-@click.option("--after", type=int, default=-1, metavar="SEQ", help="The next page: after this one.")
 @limited(20, most=1000)
-@listed
-@on_engine
 def items(
-    engine: EngineRef, job: str, stage: str, outcome: tuple[str, ...], form: Form, **page: int
+    engine: EngineRef, run_id: str, stage: str, outcome: tuple[str, ...], form: Form, **page: int
 ) -> None:
     """List the items of a stage, and how each ended.
 
@@ -375,7 +358,7 @@ def items(
     """
 
     async def find(api: EngineApi) -> tuple[list[ItemRecord], list[str]]:
-        job_id, outcomes = (await find_run(api, job)).id, tuple(map(ItemOutcome, outcome))
+        job_id, outcomes = (await find_run(api, run_id)).id, tuple(map(ItemOutcome, outcome))
         found = await api.pipelines.items(job_id, stage, outcomes=outcomes, **page)
         peeked = found if form.is_table else []
         return found, await asyncio.gather(*(_peek(api, one.input) for one in peeked))
@@ -402,12 +385,8 @@ async def _peek(api: EngineApi, pointer: str) -> str:
 
 
 @pipeline.command()
-@click.argument("job", metavar="RUN")
-@reason
 @waits("10s", "How long to wait for running items to stop.")
-@as_json
-@on_engine
-def cancel(engine: EngineRef, job: str, reason: str, wait_timeout: float, json: bool) -> int:
+def cancel(engine: EngineRef, run_id: str, reason: str, wait_timeout: float, json: bool) -> int:
     """Cancel a run.
 
     Prints whether it was cancelled or had already ended (exit code 4), and which items did not
@@ -415,7 +394,7 @@ def cancel(engine: EngineRef, job: str, reason: str, wait_timeout: float, json: 
     """
 
     async def ask(api: EngineApi) -> tuple[CancelAnswer, PipelineRecord]:
-        job_id = (await find_run(api, job)).id
+        job_id = (await find_run(api, run_id)).id
         answer = await api.pipelines.cancel(job_id, reason=reason, timeout=wait_timeout)
         return answer, await api.pipelines.get(job_id)
 
@@ -443,14 +422,11 @@ def _won(answer: CancelAnswer, record: PipelineRecord) -> tuple[Exit, str]:
 
 
 @pipeline.command()
-@click.argument("job", metavar="RUN")
-@shown
-@on_engine
-def status(engine: EngineRef, job: str, form: Form) -> None:
+def status(engine: EngineRef, run_id: str, form: Form) -> None:
     """Show how far a run is: stages, errors, alerts."""
 
     async def look(api: EngineApi) -> tuple[PipelineRecord, str, dict[str, str]]:
-        record = await find_run(api, job)
+        record = await find_run(api, run_id)
         try:
             schema = (await api.pipelines.show(record.pipeline)).config_schema
         except PenstockError:  # no worker serves it any more
@@ -475,8 +451,6 @@ def breaker() -> None:
 
 
 @breaker.command("list")
-@listed
-@on_engine
 def list_breakers(engine: EngineRef, form: Form) -> None:
     """List the circuit breakers."""
     now = time.time()
@@ -490,9 +464,6 @@ def list_breakers(engine: EngineRef, form: Form) -> None:
 
 
 @breaker.command()
-@click.argument("name")
-@as_json
-@on_engine
 def reset(engine: EngineRef, name: str, json: bool) -> None:
     """Close a breaker by hand: its items are tried again."""
     closed = engine.ask(lambda api: api.pipelines.reset_breaker(name))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.engine import EngineRef, engine_options, on_engine
+from penstock.cli.engine import EngineRef, engine_options
 from penstock.cli.formats import Whole, moment, plural, short_id
 from penstock.cli.groups import Commands
-from penstock.cli.options import as_json, shown
+from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
     Listing,
@@ -57,8 +57,6 @@ def policy() -> None:
 
 
 @policy.command()
-@click.argument("file")
-@shown
 def check(file: str, form: Form) -> None:
     """Check a rule file.
 
@@ -74,16 +72,12 @@ def check(file: str, form: Form) -> None:
 
 
 @policy.command()
-@shown
-@on_engine
 def show(engine: EngineRef, form: Form) -> None:
     """Show the rules in force."""
     _print_policy(engine.ask(lambda api: api.policy.current()), form)
 
 
 @policy.command()
-@shown
-@on_engine
 def reload(engine: EngineRef, form: Form) -> None:
     """Reload the rule file now.
 
@@ -94,9 +88,6 @@ def reload(engine: EngineRef, form: Form) -> None:
 
 
 @policy.command()
-@click.argument("job")
-@as_json
-@on_engine
 def explain(engine: EngineRef, job: str, json: bool) -> None:
     """Explain the decision on a job.
 
@@ -112,16 +103,7 @@ def explain(engine: EngineRef, job: str, json: bool) -> None:
 
 
 @policy.command()
-@click.argument("file")
-@click.option(
-    *("-n", "--limit"),
-    type=click.IntRange(1, 1_000_000),
-    default=10_000,
-    show_default=True,
-    help="How many of the newest jobs to judge.",
-)
-@as_json
-@on_engine
+@options("-n, --limit 1..1000000=10000  How many of the newest jobs to judge.")
 def simulate(engine: EngineRef, file: str, limit: int, json: bool) -> None:
     """Show which past jobs other rules would have judged differently.
 

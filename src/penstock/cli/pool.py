@@ -7,12 +7,11 @@ import time
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import pairs, plural
 from penstock.cli.groups import Commands
 from penstock.cli.live import Spinner
-from penstock.cli.options import as_json, listed, shown, wait_timeout
 from penstock.cli.output import (
     Form,
     Row,
@@ -35,8 +34,6 @@ def pool() -> None:
 
 
 @pool.command("list")
-@listed
-@on_engine
 def list_pools(engine: EngineRef, form: Form) -> None:
     """List the pools."""
     found = engine.ask(lambda api: api.pools())
@@ -56,9 +53,6 @@ def _row(one: PoolView) -> Row:
 
 
 @pool.command()
-@click.argument("name")
-@shown
-@on_engine
 def show(engine: EngineRef, name: str, form: Form) -> None:
     """Show a pool."""
     one = engine.ask(lambda api: api.pool(name))
@@ -66,9 +60,6 @@ def show(engine: EngineRef, name: str, form: Form) -> None:
 
 
 @pool.command()
-@click.argument("name")
-@as_json
-@on_engine
 def pause(engine: EngineRef, name: str, json: bool) -> None:
     """Stop giving jobs to a pool's workers.
 
@@ -79,9 +70,6 @@ def pause(engine: EngineRef, name: str, json: bool) -> None:
 
 
 @pool.command()
-@click.argument("name")
-@as_json
-@on_engine
 def resume(engine: EngineRef, name: str, json: bool) -> None:
     """Resume giving jobs to a pool's workers."""
     view = engine.ask(lambda api: api.resume_pool(name))
@@ -89,10 +77,6 @@ def resume(engine: EngineRef, name: str, json: bool) -> None:
 
 
 @pool.command()
-@click.argument("name")
-@wait_timeout
-@as_json
-@on_engine
 def drain(engine: EngineRef, name: str, wait_timeout: float | None, json: bool) -> int:
     """Pause a pool and wait until its jobs have ended.
 
@@ -126,8 +110,6 @@ def topic() -> None:
 
 
 @topic.command("list")
-@listed
-@on_engine
 def list_topics(engine: EngineRef, form: Form) -> None:
     """List the topics that workers serve now."""
 

@@ -10,18 +10,15 @@ from typing import Any
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Number, moment, span
 from penstock.cli.groups import Commands
 from penstock.cli.options import (
-    as_json,
-    given_input,
     job_fields,
     job_options,
-    listed,
+    options,
     read_object,
     read_source,
-    shown,
 )
 from penstock.cli.output import Form, Row, facts, print_done, print_list, print_one, record
 from penstock.ports.engine_api import CatchUp, EngineApi, Schedule, ScheduleView
@@ -38,26 +35,16 @@ def schedule() -> None:
 
 
 @schedule.command()
-@click.argument("name")
-@click.argument("cron")
-@click.argument("topic")
-@given_input
-@click.option("--timezone", default="UTC", show_default=True, help="As Europe/Berlin.")
-@click.option(
-    "--catch-up",
-    type=CATCH_UP,
-    default=CatchUp.LAST.value,
-    show_default=True,
-    help="What to do about times missed while no engine ran.",
+@options(
+    """
+    --timezone TIMEZONE=UTC  As Europe/Berlin.
+    --no-overlap             Skip a time while the previous job has not ended.
+    --paused                 Create it paused.
+    --catch-up CATCH-UP=last  What to do about times missed while no engine ran.
+    """,
+    catch_up=CATCH_UP,
 )
-@click.option(
-    "--no-overlap", is_flag=True, help="Skip a time while the previous job has not ended."
-)
-@click.option("--paused", is_flag=True, help="Create it paused.")
 @job_options
-@tenanted
-@as_json
-@on_engine
 def create(
     engine: EngineRef,
     /,
@@ -124,8 +111,6 @@ def _next(view: ScheduleView, now: float) -> str:
 
 
 @schedule.command("list")
-@listed
-@on_engine
 def list_schedules(engine: EngineRef, form: Form) -> None:
     """List the schedules."""
     found = engine.ask(lambda api: api.schedules.list())
@@ -157,10 +142,6 @@ def schedule_row(view: ScheduleView, now: float, *, tenants: bool) -> Row:
 
 
 @schedule.command()
-@click.argument("name")
-@tenanted
-@shown
-@on_engine
 def show(engine: EngineRef, name: str, tenant: str, form: Form) -> None:
     """Show a schedule, its next times and its last job."""
     view = engine.ask(lambda api: api.schedules.get(name, tenant))
@@ -203,10 +184,6 @@ def _ahead(view: ScheduleView) -> Iterator[str]:
 
 
 @schedule.command()
-@click.argument("name")
-@tenanted
-@as_json
-@on_engine
 def pause(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
     """Pause a schedule.
 
@@ -216,20 +193,12 @@ def pause(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
 
 
 @schedule.command()
-@click.argument("name")
-@tenanted
-@as_json
-@on_engine
 def resume(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
     """Resume a paused schedule, from its next time on."""
     _tell(engine.ask(lambda api: api.schedules.pause(name, tenant, paused=False)), json)
 
 
 @schedule.command()
-@click.argument("name")
-@tenanted
-@as_json
-@on_engine
 def fire(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
     """Submit its job now, in addition to its times; prints the id."""
     job = engine.ask(lambda api: api.schedules.fire(name, tenant))
@@ -237,10 +206,6 @@ def fire(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
 
 
 @schedule.command()
-@click.argument("name")
-@tenanted
-@as_json
-@on_engine
 def delete(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
     """Delete a schedule. Jobs that it submitted go on."""
     engine.ask(lambda api: api.schedules.delete(name, tenant))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.formats import plural
-from penstock.cli.options import DURATION, several, together
+from penstock.cli.options import options
 from penstock.cli.output import echo, print_json, warn
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.job import Job, chain_of
@@ -94,16 +94,18 @@ async def each(ids: Sequence[str], act: Callable[[str], Awaitable[Done]], *, jso
 
 # -- by filters --------------------------------------------------------------------
 
-filtered = together(
-    click.option("--topic", metavar="GLOB", help="With a topic that matches, as job.text.*."),
-    click.option("--tenant", help="Of this tenant."),
-    several("--label", "With this label; may be repeated."),
-    click.option("--workflow", metavar="ID", help="Of this workflow."),
-    click.option("--parent", metavar="JOB", help="Submitted inside this job."),
-    click.option("--principal", metavar="NAME", help="Submitted by this principal."),
-    click.option("--schedule", metavar="NAME", help="Submitted by this schedule."),
-    click.option("--newer-than", type=DURATION, help="Accepted no longer ago than this."),
-    click.option("--older-than", type=DURATION, help="Accepted longer ago than this."),
+filtered = options(
+    """
+    --topic GLOB           With a topic that matches, as job.text.*.
+    --tenant TENANT        Of this tenant.
+    --label KEY=VALUE...   With this label; may be repeated.
+    --workflow ID          Of this workflow.
+    --parent JOB           Submitted inside this job.
+    --principal NAME       Submitted by this principal.
+    --schedule NAME        Submitted by this schedule.
+    --newer-than DURATION  Accepted no longer ago than this.
+    --older-than DURATION  Accepted longer ago than this.
+    """
 )
 """`query_of` makes a query of what a command with these options is called with."""
 

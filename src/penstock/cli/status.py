@@ -9,15 +9,15 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
 from msgspec import Struct
 
-from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, short_id, span
+from penstock.cli.groups import command
 from penstock.cli.job_list import JobRows, reasons
 from penstock.cli.live import redraw
-from penstock.cli.options import DURATION, as_json
+from penstock.cli.options import options
 from penstock.cli.output import (
     Listing,
     Row,
@@ -48,9 +48,7 @@ _WORKERS = 10
 # -- status ------------------------------------------------------------------------
 
 
-@click.command()
-@as_json
-@on_engine
+@command()
 def status(engine: EngineRef, json: bool) -> int:
     """Show whether the engine runs, its jobs and workers, and what needs a person.
 
@@ -146,13 +144,13 @@ class Snapshot(Struct, frozen=True):
         return sum(self.status.tally.values())
 
 
-@click.command()
-@click.option(
-    "--interval", type=DURATION, default="1s", show_default=True, help="Refresh interval."
+@command()
+@options(
+    """
+    --interval DURATION=1s  Refresh interval.
+    --once                  Print one snapshot; the default without a terminal.
+    """
 )
-@click.option("--once", is_flag=True, help="Print one snapshot; the default without a terminal.")
-@as_json
-@on_engine
 def top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
     """Watch the engine: jobs, rates, workers.
 

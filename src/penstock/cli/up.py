@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine, run
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, span
-from penstock.cli.options import as_json, serving, verbose, waits
+from penstock.cli.groups import command
+from penstock.cli.options import options, serving, waits
 from penstock.cli.output import banner, echo, print_done
 from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.core.errors import (
@@ -52,38 +53,25 @@ _SURVIVES = {
 }
 
 
-@click.command()
+@command()
 @serving
-@click.option(
-    "--listen",
-    multiple=True,
-    metavar="ADDR",
-    help="Where to listen: unix:, unix:/PATH or tcp://127.0.0.1:PORT; may be repeated.",
+@options(
+    """
+    --listen ADDR...                  Where to listen: unix:, unix:/PATH or tcp://127.0.0.1:PORT;
+            may be repeated.
+    --store URL                       Keep jobs in PostgreSQL: postgresql://user@host/database.
+    --durability DURABILITY           What an acknowledged job survives: power loss, the process's
+            death, or nothing.
+    --http HOST:PORT                  Where HTTP listens; by default 127.0.0.1:7470.
+    --link HOST:PORT as link__listen  Where workers on other machines connect, over TLS.
+    --bus URL as bus__url             A NATS server through which workers can join:
+            nats://127.0.0.1:4222, tls://HOST:4222.
+    --no-http                         Open no HTTP port.
+    --rules FILE                      The file of safety rules.
+    --no-worker                       Run no jobs here; workers join from elsewhere.
+    """,
+    durability=click.Choice([durability.value for durability in Durability]),
 )
-@click.option(
-    "--store", metavar="URL", help="Keep jobs in PostgreSQL: postgresql://user@host/database."
-)
-@click.option(
-    "--durability",
-    type=click.Choice([durability.value for durability in Durability]),
-    help="What an acknowledged job survives: power loss, the process's death, or nothing.",
-)
-@click.option("--http", metavar="HOST:PORT", help="Where HTTP listens; by default 127.0.0.1:7470.")
-@click.option(
-    *("--link", "link__listen"),
-    metavar="HOST:PORT",
-    help="Where workers on other machines connect, over TLS.",
-)
-@click.option(
-    *("--bus", "bus__url"),
-    metavar="URL",
-    help="A NATS server through which workers can join: nats://127.0.0.1:4222, tls://HOST:4222.",
-)
-@click.option("--no-http", is_flag=True, help="Open no HTTP port.")
-@click.option("--rules", metavar="FILE", help="The file of safety rules.")
-@click.option("--no-worker", is_flag=True, help="Run no jobs here; workers join from elsewhere.")
-@verbose
-@on_engine
 def up(
     engine: EngineRef,
     /,
@@ -249,11 +237,9 @@ _LOOK = 0.1
 """Seconds between checks of an engine that is stopping."""
 
 
-@click.command()
-@click.option("--now", is_flag=True, help="Do not let running jobs finish.")
+@command()
+@options("--now  Do not let running jobs finish.")
 @waits("60s", "How long to wait for it to end.")
-@as_json
-@on_engine
 def down(engine: EngineRef, now: bool, wait_timeout: float, json: bool) -> None:
     """Stop the engine of this data directory.
 

@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Number, Whole, moment, pairs, plural, span
 from penstock.cli.groups import Commands
 from penstock.cli.options import (
-    DURATION,
-    as_json,
-    listed,
+    options,
     read_source,
     serving,
-    several,
-    shown,
-    verbose,
 )
 from penstock.cli.output import (
     Form,
@@ -63,38 +58,21 @@ def worker() -> None:
 
 @worker.command()
 @serving
-@click.option("--pool", default="default", show_default=True, help="The pool to join.")
-@several("--label", "What this worker has, as gpu=a100; may be repeated.")
-@click.option("--id", "worker_id", default="", help="Its id; else made of host and process.")
-@click.option(
-    "--join",
-    metavar="TOKEN|@FILE",
-    help="Join an engine on another machine with this token; later starts do not need it.",
+@options(
+    """
+    --pool POOL=default                 The pool to join.
+    --label KEY=VALUE...                What this worker has, as gpu=a100; may be repeated.
+    --id NAME= as worker_id             Its id; else made of host and process.
+    --join TOKEN|@FILE                  Join an engine on another machine with this token; later
+            starts do not need it.
+    --certificate FILE as link__certificate  A certificate of your own (PEM), instead.
+    --private-key FILE as link__private_key  Its private key (PEM).
+    --ca FILE as link__ca               The authority of the engine's certificate (PEM).
+    --bus URL as bus__url               Reach the engine through this NATS server; needs its token
+            (PENSTOCK_TOKEN).
+    --drain-timeout DURATION=30s        How long running jobs may take to finish when it is stopped.
+    """
 )
-@click.option(
-    "--certificate",
-    "link__certificate",
-    metavar="FILE",
-    help="A certificate of your own (PEM), instead.",
-)
-@click.option("--private-key", "link__private_key", metavar="FILE", help="Its private key (PEM).")
-@click.option(
-    "--ca", "link__ca", metavar="FILE", help="The authority of the engine's certificate (PEM)."
-)
-@click.option(
-    *("--bus", "bus__url"),
-    metavar="URL",
-    help="Reach the engine through this NATS server; needs its token (PENSTOCK_TOKEN).",
-)
-@click.option(
-    "--drain-timeout",
-    type=DURATION,
-    default="30s",
-    show_default=True,
-    help="How long running jobs may take to finish when it is stopped.",
-)
-@verbose
-@on_engine
 def start(
     engine: EngineRef,
     /,
@@ -214,8 +192,6 @@ async def wait_for_engine(probe: Probe, address: str) -> None:
 
 
 @worker.command("list")
-@listed
-@on_engine
 def list_workers(engine: EngineRef, form: Form) -> None:
     """List the workers."""
     print_list(
@@ -242,9 +218,6 @@ def worker_row(one: WorkerView) -> Row:
 
 
 @worker.command()
-@click.argument("worker_id", metavar="WORKER")
-@shown
-@on_engine
 def show(engine: EngineRef, worker_id: str, form: Form) -> None:
     """Show a worker."""
     one = engine.ask(lambda api: api.worker(worker_id))
@@ -252,9 +225,6 @@ def show(engine: EngineRef, worker_id: str, form: Form) -> None:
 
 
 @worker.command()
-@click.argument("worker_id", metavar="WORKER")
-@as_json
-@on_engine
 def drain(engine: EngineRef, worker_id: str, json: bool) -> None:
     """Let a worker process finish what it runs, and end.
 
@@ -273,19 +243,13 @@ def token() -> None:
 
 
 @token.command("create")
-@click.option("--id", "worker_id", help="Only the worker with this id can use it.")
-@click.option(
-    "--uses",
-    type=click.IntRange(1, 10_000),
-    default=1,
-    show_default=True,
-    help="How many workers can join with it.",
+@options(
+    """
+    --id ID as worker_id   Only the worker with this id can use it.
+    --uses 1..10000=1      How many workers can join with it.
+    --expires DURATION=1h  How long it is valid.
+    """
 )
-@click.option(
-    "--expires", type=DURATION, default="1h", show_default=True, help="How long it is valid."
-)
-@as_json
-@on_engine
 def create_token(
     engine: EngineRef, worker_id: str | None, uses: int, expires: float, json: bool
 ) -> None:
@@ -311,8 +275,6 @@ def create_token(
 
 
 @token.command("list")
-@listed
-@on_engine
 def list_tokens(engine: EngineRef, form: Form) -> None:
     """List the join tokens."""
     now = time.time()
@@ -343,9 +305,6 @@ def token_row(one: JoinTokenView, now: float) -> Row:
 
 
 @token.command("delete")
-@click.argument("token_id", metavar="TOKEN")
-@as_json
-@on_engine
 def delete_token(engine: EngineRef, token_id: str, json: bool) -> None:
     """Revoke a join token, by its id.
 
@@ -361,8 +320,6 @@ def credential() -> None:
 
 
 @credential.command("list")
-@listed
-@on_engine
 def list_credentials(engine: EngineRef, form: Form) -> None:
     """List the certificates of workers on other machines."""
     now = time.time()
@@ -392,9 +349,6 @@ def credential_row(one: CredentialView, now: float) -> Row:
 
 
 @credential.command("delete")
-@click.argument("worker_id", metavar="WORKER")
-@as_json
-@on_engine
 def delete_credential(engine: EngineRef, worker_id: str, json: bool) -> None:
     """Revoke the certificate of a worker immediately.
 
