@@ -349,7 +349,7 @@ def test_a_long_name_does_not_hide_the_status_of_a_run() -> None:
 def runs_listed() -> Listing:
     ended = a_run(a_map(LONG, status=StageStatus.FAILED, total=9, failed=9), status=S.CANCELLED)
     record = replace(ended, pipeline=LONG, tenant=LONG)
-    return Listing([run_row(record, NOW * 1e6, wide=False, tenants=True)])
+    return Listing([run_row(record, NOW * 1e6)])
 
 
 def items_listed() -> Listing:

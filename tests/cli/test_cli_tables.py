@@ -56,7 +56,7 @@ def schedule_list() -> Listing:
     view = ScheduleView(
         schedule=known, next_at=NOW + 86_000, last_at=T0, fired=12_345, problem=LONG * 3
     )
-    return Listing([schedule.schedule_row(view, NOW, tenants=True)])
+    return Listing([schedule.schedule_row(view, NOW)])
 
 
 def key_list() -> Listing:
@@ -81,7 +81,8 @@ def limit_list() -> Listing:
         max_waiting=1_000_000,
     )
     uses = (LimitUse((LONG, LONG), 1000, 100_000, NOW + 30), LimitUse(("a", "b"), 1, 1))
-    return limit.limits_table([LimitView(known, uses), LimitView(known, ())], NOW)
+    views = [LimitView(known, uses), LimitView(known, ())]
+    return Listing([row for view in views for row in limit.limit_rows(view, NOW)])
 
 
 def audit_log() -> Listing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from penstock.cli.engine import EngineRef
@@ -29,16 +30,11 @@ def audit(engine: EngineRef, /, form: Form, **said: Any) -> None:
 
     Includes refused actions.
     """
-    query, now = AuditQuery(**said), time.time()
+    query = AuditQuery(**said)
     found = engine.ask(lambda api: api.audit.read(query))
-    print_list(
-        form,
-        found,
-        lambda one: audit_row(one, now),
-        name=lambda one: one.subject,
-        empty="no such entries",
-        more=f"--before {found[-1].n}" if len(found) == query.limit else "",
-    )
+    more = f"--before {found[-1].n}" if len(found) == query.limit else ""
+    row = partial(audit_row, now=time.time())
+    print_list(form, found, row, empty="no such entries", name=lambda one: one.subject, more=more)
 
 
 def audit_row(entry: AuditEntry, now: float) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,7 +16,16 @@ from penstock.cli.exits import Exit
 from penstock.cli.formats import Whole, moment
 from penstock.cli.groups import Commands
 from penstock.cli.options import limited, options, started
-from penstock.cli.output import Form, Row, echo, facts, print_done, print_list, print_one, styled
+from penstock.cli.output import (
+    Form,
+    Row,
+    echo,
+    print_done,
+    print_list,
+    print_one,
+    row_facts,
+    styled,
+)
 from penstock.cli.service import cancelling
 from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
 from penstock.ports.engine_api import EngineApi
@@ -107,14 +117,9 @@ def _endpoint(file: Path) -> str:
 @limited(20, most=1000)
 def list_batches(engine: EngineRef, limit: int, form: Form) -> None:
     """List batches, the newest first."""
-    now = time.time()
-    print_list(
-        form,
-        engine.ask(lambda api: api.batches.list(PageQuery(limit=limit))),
-        lambda one: _row(one, now),
-        name=lambda one: one.id,
-        empty="no batches; submit one with 'penstock batch submit FILE'",
-    )
+    found = engine.ask(lambda api: api.batches.list(PageQuery(limit=limit)))
+    empty = "no batches; submit one with 'penstock batch submit FILE'"
+    print_list(form, found, partial(_row, now=time.time()), empty=empty)
 
 
 def _row(one: Batch, now: float) -> Row:
@@ -127,6 +132,10 @@ def _row(one: Batch, now: float) -> Row:
         "DONE": counts.completed,
         "FAILED": counts.failed,
         "CREATED": moment(one.created_at, now),
+        "+ENDED": "" if one.ended_at is None else moment(one.ended_at, now),
+        "+INPUT": one.input_file_id,
+        "+OUTPUT": one.output_file_id,
+        "+ERRORS": one.error_file_id,
     }
 
 
@@ -134,18 +143,8 @@ def _row(one: Batch, now: float) -> Row:
 def show(engine: EngineRef, batch_id: str, form: Form) -> None:
     """Show one batch, and what is wrong with its lines."""
     found = engine.ask(lambda api: api.batches.get(batch_id))
-    counts, now = found.request_counts, time.time()
-    pairs = [
-        ("status", found.status.value),
-        ("endpoint", found.endpoint),
-        ("lines", f"{counts.total}: {counts.completed} done, {counts.failed} failed"),
-        ("created", moment(found.created_at, now)),
-        ("ended", "" if found.ended_at is None else moment(found.ended_at, now)),
-        ("input", found.input_file_id),
-        ("output", found.output_file_id or ""),
-        ("errors", found.error_file_id or ""),
-    ]
-    print_one(form, found, found.id, lambda: [found.id, facts(pairs)])
+    row = _row(found, time.time())
+    print_one(form, found, found.id, lambda: [f"batch {found.id}", row_facts(row)])
     if form is not Form.JSON:
         _complain(found)
 

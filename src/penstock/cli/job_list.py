@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, run_time, short_id, span
 from penstock.cli.groups import command
 from penstock.cli.options import limited, options
-from penstock.cli.output import Form, Row, print_list, record, styled
+from penstock.cli.output import Form, JobId, Row, print_list, record, styled
 from penstock.cli.selection import filtered, query_of
 from penstock.core.errors import NotFound
 from penstock.core.job import Job, chain_of
@@ -79,13 +80,12 @@ def ps(
         return query, jobs, await reasons(api, jobs) if form.is_table else {}
 
     query, jobs, why = engine.ask(find, reading=True)
-    now, is_page = time.time(), len(jobs) == limit and not everything and not query.workflow_id
-    rows = JobRows(jobs, query, why, wide=form.is_table and form.wide)
+    is_page = len(jobs) == limit and not everything and not query.workflow_id
+    row = partial(job_row, why=why, folded=query.folded)
     print_list(
         form,
         jobs,
-        (lambda job: approval_row(job, now)) if awaiting_approval else rows,
-        name=lambda job: known_as(job, query),
+        partial(approval_row if awaiting_approval else row, now=time.time()),
         empty=_empty(query),
         json=record,
         more=f"--before {jobs[-1].seq}, or --all" if is_page else "",
@@ -111,47 +111,22 @@ async def _every(api: EngineApi, query: JobQuery) -> list[Job]:
     return jobs
 
 
-def known_as(job: Job, query: JobQuery) -> str:
-    """The id that a list shows: of the first try, unless it is a list of tries."""
-    return chain_of(job.request) if query.folded else job.job_id
-
-
-class JobRows:
-    """Jobs as rows of a table, with what each waits for or does, or why it ended so."""
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        query: JobQuery,
-        why: dict[str, str],
-        *,
-        wide: bool,
-        title: str = "JOB",
-    ) -> None:
-        self._query, self._why, self._wide, self._title = query, why, wide, title
-        self._now = time.time()
-        self._tenants = {job.request.tenant for job in jobs} != {"default"}
-        self._tries = any(job.request.try_number > 1 for job in jobs)
-
-    def __call__(self, job: Job) -> Row:
-        request, job_id, now = job.request, known_as(job, self._query), self._now
-        row: Row = {
-            self._title: job_id if self._wide else short_id(job_id),
-            "STATE": styled(job.state),
-            "TOPIC": request.topic,
-        }
-        if self._wide:
-            row["PRIORITY"] = request.priority.value
-        if self._tenants:
-            row["TENANT"] = request.tenant
-        if self._tries:
-            row["TRIES" if self._query.folded else "TRY"] = request.try_number
-        return {
-            **row,
-            "AGE": span(now - job.accepted_at),
-            "TOOK": run_time(job, now),
-            "NOTE": self._why.get(job.job_id) or _note(job),
-        }
+def job_row(
+    job: Job, *, why: Mapping[str, str], now: float, folded: bool = True, title: str = "JOB"
+) -> Row:
+    """A job with what it waits for or does, or why it ended so; `folded`: with its retries."""
+    request = job.request
+    return {
+        title: JobId(chain_of(request) if folded else job.job_id),
+        "STATE": styled(job.state),
+        "TOPIC": request.topic,
+        "+PRIORITY": request.priority.value,
+        "TENANT": request.tenant,
+        "TRIES" if folded else "TRY": request.try_number,
+        "AGE": span(now - job.accepted_at),
+        "TOOK": run_time(job, now),
+        "NOTE": why.get(job.job_id) or _note(job),
+    }
 
 
 async def reasons(api: EngineApi, jobs: Sequence[Job]) -> dict[str, str]:
@@ -193,7 +168,7 @@ def approval_row(job: Job, now: float) -> Row:
     assert job.hold is not None
     hold = job.hold
     return {
-        "JOB": short_id(job.job_id),
+        "JOB": JobId(chain_of(job.request)),
         "TOPIC": job.request.topic,
         "FROM": job.request.principal,
         "VOTES": Whole(f"{len(hold.votes)}/{hold.terms.needed}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,10 +13,11 @@ from msgspec import Struct
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import layers, moment, pairs, plural, run_time, short_id, span
 from penstock.cli.groups import command
-from penstock.cli.job_list import JobRows, error_of, reasons, who_may
+from penstock.cli.job_list import error_of, job_row, reasons, who_may
 from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
+    JobId,
     Listing,
     Row,
     Wrapped,
@@ -183,12 +185,11 @@ def _page(details: JobDetails, *, wide: bool) -> Iterator[RenderableType]:
         yield from stage_table(details.run, now)
     if count > 1:
         yield ""
-        yield Listing([_try(one, now, wide) for one in details.tries[-_SHOWN:]])
+        yield Listing([_try(one, now) for one in details.tries[-_SHOWN:]], wide=wide)
     if children := details.children:
-        query = JobQuery(child_of=first, limit=_SHOWN)
-        row = JobRows(children, query, details.child_reasons, wide=wide, title="CHILD")
+        row = partial(job_row, why=details.child_reasons, now=now, title="CHILD")
         yield ""
-        yield Listing([row(one) for one in children])
+        yield Listing([row(one) for one in children], wide=wide)
     shown = details.tries[-len(details.histories) :]
     for one, history in zip(shown, details.histories, strict=True):
         yield ""
@@ -198,10 +199,10 @@ def _page(details: JobDetails, *, wide: bool) -> Iterator[RenderableType]:
         yield _history(history, now, wide)
 
 
-def _try(job: Job, now: float, wide: bool) -> Row:
+def _try(job: Job, now: float) -> Row:
     return {
         "TRY": job.request.try_number,
-        "JOB": job.job_id if wide else short_id(job.job_id),
+        "JOB": JobId(job.job_id),
         "STATE": styled(job.state),
         "AGE": span(now - job.accepted_at),
         "TOOK": run_time(job, now),

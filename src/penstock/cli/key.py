@@ -9,23 +9,11 @@ import click
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, moment, span
 from penstock.cli.groups import Commands, command
+from penstock.cli.nouns import Noun
 from penstock.cli.options import options
-from penstock.cli.output import (
-    Form,
-    Row,
-    echo,
-    print_done,
-    print_json,
-    print_list,
-    print_one,
-    row_facts,
-    styled,
-    warn,
-)
+from penstock.cli.output import Row, echo, print_done, print_json, styled, validity, warn
 from penstock.core.errors import NotFound, Unavailable
-from penstock.ports.engine_api import KeyRole, KeyView
-
-ROLE = click.Choice([role.value for role in KeyRole])
+from penstock.ports.engine_api import EngineApi, KeyRole, KeyView
 
 
 @click.group(cls=Commands)
@@ -40,7 +28,7 @@ def key() -> None:
     --tenant TENANT           Bind the key to this tenant; else it can access all tenants.
     --expires DURATION        How long it is valid; else until it is deleted.
     """,
-    roles=ROLE,
+    roles=click.Choice([role.value for role in KeyRole]),
 )
 def create(
     engine: EngineRef,
@@ -70,22 +58,8 @@ def create(
     )
 
 
-@key.command("list")
-def list_keys(engine: EngineRef, form: Form) -> None:
-    """List the keys, including revoked and expired ones."""
-    now = time.time()
-    print_list(
-        form,
-        engine.ask(lambda api: api.keys.list()),
-        lambda one: key_row(one, now),
-        name=lambda one: one.key_id,
-        empty="no keys; create one with 'penstock key create NAME --role submit'",
-    )
-
-
 def key_row(one: KeyView, now: float) -> Row:
-    status = _status(one, now)
-    valid_until = one.expires_at if status == "valid" else None
+    status, expires = validity(one.revoked_at, one.expires_at, now)
     return {
         "ID": Whole(one.key_id),
         "NAME": one.name,
@@ -93,36 +67,34 @@ def key_row(one: KeyView, now: float) -> Row:
         "ROLES": ", ".join(one.roles),
         "TENANT": "every" if one.tenant is None else one.tenant,
         "AGE": span(now - one.created_at),
-        "EXPIRES": Whole("" if valid_until is None else f"in {span(valid_until - now)}"),
+        "EXPIRES": expires,
     }
 
 
-def _status(one: KeyView, now: float) -> str:
-    if one.revoked_at is not None:
-        return "revoked"
-    return "expired" if one.expires_at is not None and one.expires_at <= now else "valid"
-
-
-@key.command()
-def show(engine: EngineRef, key_id: str, form: Form) -> None:
-    """Show a key, by its id or name; never its token."""
-    found = [
-        one for one in engine.ask(lambda api: api.keys.list()) if key_id in (one.key_id, one.name)
-    ]
+async def _get(api: EngineApi, name: str) -> KeyView:
+    found = [one for one in await api.keys.list() if name in (one.key_id, one.name)]
     if not found:
-        raise NotFound(f"no key {key_id!r}", hint="'penstock key list' lists them")
-    one, now = found[-1], time.time()
-    print_one(form, one, one.key_id, lambda: [f"key {one.key_id}", row_facts(key_row(one, now))])
+        raise NotFound(f"no key {name!r}", hint="'penstock key list' lists them")
+    return found[-1]
 
 
-@key.command()
-def delete(engine: EngineRef, key_id: str, json: bool) -> None:
+KEYS = Noun(
+    key,
+    key_row,
+    lambda api: api.keys.list(),
+    "no keys; create one with 'penstock key create NAME --role submit'",
+)
+KEYS.list("List the keys, including revoked and expired ones.")
+KEYS.show("Show a key, by its id or name; never its token.", _get)
+KEYS.act(
+    "delete",
     """Revoke a key immediately.
 
     By its id, or by its name if only one valid key has it. 'key list' still shows it, as revoked.
-    """
-    view = engine.ask(lambda api: api.keys.revoke(key_id))
-    print_done(json, view, f"{view.key_id} ({view.name}) revoked")
+    """,
+    lambda api, name: api.keys.revoke(name),
+    lambda view: f"{view.key_id} ({view.name}) revoked",
+)
 
 
 @command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
@@ -10,9 +9,9 @@ import click
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, span
 from penstock.cli.groups import Commands
-from penstock.cli.options import options, several
-from penstock.cli.output import Form, Listing, Row, emit, print_done, print_list
-from penstock.core.errors import NotFound
+from penstock.cli.nouns import Noun
+from penstock.cli.options import options
+from penstock.cli.output import Row, print_done
 from penstock.ports.engine_api import Limit, LimitUse, LimitView
 
 
@@ -24,23 +23,18 @@ def limit() -> None:
 @limit.command()
 @options(
     """
-    --per tenant|topic|label:NAME... as key  Apply the limit to each value of this separately; may
-            be repeated.
-    --topic GLOB... as topics           Only these topics.
-    --tenant GLOB... as tenants         Only these tenants.
-    --concurrency 1..                   Maximum number of running jobs.
-    --rate RATE                         Maximum number of starts in a time, as 10/m or 5/30s.
-    --max-waiting 0..                   Maximum number of waiting jobs.
+    --per FIELD... as key      Apply the limit to each value of this separately: tenant, topic or
+            label:NAME; may be repeated.
+    --topic GLOB... as topics  Only these topics.
+    --tenant GLOB... as tenants  Only these tenants.
+    --label KEY=VALUE...       For jobs with this label only; the value is a glob.
+    --concurrency 1..          Maximum number of running jobs.
+    --rate RATE                Maximum number of starts in a time, as 10/m or 5/30s.
+    --max-waiting 0..          Maximum number of waiting jobs.
     """
 )
-@several("--label", "For jobs with this label only; the value is a glob.")
 def create(
-    engine: EngineRef,
-    /,
-    name: str,
-    label: tuple[tuple[str, str], ...],
-    json: bool,
-    **said: Any,
+    engine: EngineRef, /, name: str, label: tuple[tuple[str, str], ...], json: bool, **said: Any
 ) -> None:
     """Create or replace a limit; it applies from the next job on.
 
@@ -53,51 +47,21 @@ def create(
     print_done(json, view, f"{name}: {_terms(view.limit)}")
 
 
-@limit.command("list")
-def list_limits(engine: EngineRef, form: Form) -> None:
-    """List the limits and their usage."""
-    _print(
-        form,
-        engine.ask(lambda api: api.limits.list()),
-        "no limits; create one with 'penstock limit create NAME --concurrency N'",
-    )
-
-
-@limit.command()
-def show(engine: EngineRef, name: str, form: Form) -> None:
-    """Show a limit and its usage."""
-    found = [one for one in engine.ask(lambda api: api.limits.list()) if one.limit.name == name]
-    if not found:
-        raise NotFound(f"no limit {name!r}", hint="'penstock limit list' lists them")
-    _print(form, found, "")
-
-
-def _print(form: Form, found: list[LimitView], empty: str) -> None:
-    if found and form not in (Form.JSON, Form.NAME):
-        emit(limits_table(found, time.time()))
-    else:
-        print_list(form, found, lambda one: {}, name=lambda one: one.limit.name, empty=empty)
-
-
-def limits_table(found: list[LimitView], now: float) -> Listing:
-    """A line for each key with jobs, or one for an unused limit."""
-    rows: list[Row] = []
-    for view in found:
-        uses: list[LimitUse | None] = [*view.uses] or [None]
-        for number, use in enumerate(uses):
-            first = number == 0
-            rows.append(
-                {
-                    "LIMIT": view.limit.name if first else "",
-                    "FOR": _scope(view.limit) if first else "",
-                    "ALLOWS": _terms(view.limit) if first else "",
-                    "KEY": "" if use is None else ", ".join(use.key),
-                    "RUNNING": 0 if use is None else use.running,
-                    "WAITING": 0 if use is None else use.waiting,
-                    "NOTE": _note(use, now),
-                }
-            )
-    return Listing(rows)
+def limit_rows(view: LimitView, now: float) -> list[Row]:
+    """A line for each key with jobs, or one if the limit is not in use."""
+    uses: list[LimitUse | None] = [*view.uses] or [None]
+    return [
+        {
+            "LIMIT": view.limit.name if use is uses[0] else "",
+            "FOR": _scope(view.limit) if use is uses[0] else "",
+            "ALLOWS": _terms(view.limit) if use is uses[0] else "",
+            "KEY": "" if use is None else ", ".join(use.key),
+            "RUNNING": 0 if use is None else use.running,
+            "WAITING": 0 if use is None else use.waiting,
+            "NOTE": _note(use, now),
+        }
+        for use in uses
+    ]
 
 
 def _note(use: LimitUse | None, now: float) -> str:
@@ -114,18 +78,20 @@ def _scope(known: Limit) -> str:
 
 
 def _terms(known: Limit) -> str:
-    parts = []
-    if known.concurrency is not None:
-        parts.append(f"{known.concurrency:,} at once")
-    if known.rate is not None:
-        parts.append(str(known.rate))
-    if known.max_waiting is not None:
-        parts.append(f"{known.max_waiting:,} waiting")
-    return ", ".join(parts)
+    said = (
+        f"{known.concurrency:,} at once" if known.concurrency is not None else "",
+        str(known.rate) if known.rate is not None else "",
+        f"{known.max_waiting:,} waiting" if known.max_waiting is not None else "",
+    )
+    return ", ".join(filter(None, said))
 
 
-@limit.command()
-def delete(engine: EngineRef, name: str, json: bool) -> None:
-    """Delete a limit."""
-    engine.ask(lambda api: api.limits.delete(name))
-    print_done(json, {"name": name, "deleted": True}, f"{name} deleted")
+LIMITS = Noun(
+    limit,
+    limit_rows,
+    lambda api: api.limits.list(),
+    "no limits; create one with 'penstock limit create NAME --concurrency N'",
+)
+LIMITS.list("List the limits and their usage.")
+LIMITS.show("Show a limit and its usage.", lambda api, name: api.limits.get(name))
+LIMITS.act("delete", "Delete a limit.", lambda api, name: api.limits.delete(name))

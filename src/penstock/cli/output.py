@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import click
 
-from penstock.cli.formats import Number, Whole
+from penstock.cli.formats import Number, Whole, short_id, span
 from penstock.dashboard.colours import COLOURS, LIKE
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Cell = Union[str, int, None, "Text"]
 Row = dict[str, Cell]
-"""A line of a table: cells by column. Numbers are aligned to the right."""
+"""A line of a table: cells by column. Numbers are aligned to the right. A column that begins with
+`+` is in wide tables only."""
 
 # -- text --------------------------------------------------------------------------
 
@@ -134,6 +135,8 @@ STYLES = {
 """The colour of each state of anything."""
 WIDE = 110
 """Columns from which a table shows more."""
+_USUAL: Row = {"TENANT": "default", "TRIES": 1, "TRY": 1}
+"""Columns that are left out if every cell of them is this."""
 _UNBOUNDED = 10_000
 _GAP = 2
 _NARROWEST = 6
@@ -141,6 +144,12 @@ _NARROWEST = 6
 
 class Wrapped(str):
     """A cell that is wrapped where there is no room, rather than cut short."""
+
+    __slots__ = ()
+
+
+class JobId(str):
+    """A cell with the id of a job: whole in wide tables, else as short as it may be given."""
 
     __slots__ = ()
 
@@ -207,9 +216,15 @@ class Listing:
     cut short, or wrapped if they are Wrapped; numbers, states and other Whole cells never are.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Cell]], *, header: bool = True) -> None:
-        self._columns, self._header = list(rows[0]), header
-        self._rows = [[_cell(row[name]) for name in self._columns] for row in rows]
+    def __init__(
+        self, rows: Sequence[Mapping[str, Cell]], *, header: bool = True, wide: bool = False
+    ) -> None:
+        names = [name for name in rows[0] if wide or not name.startswith("+")]
+        for name, usual in _USUAL.items():
+            if name in names and all(row[name] == usual for row in rows):
+                names.remove(name)
+        self._columns, self._header = [name.removeprefix("+") for name in names], header
+        self._rows = [[_cell(row[name], wide) for name in names] for row in rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.table import Table
@@ -250,9 +265,11 @@ class Listing:
         return widths
 
 
-def _cell(value: Cell) -> str | Text:
+def _cell(value: Cell, wide: bool = True) -> str | Text:
     if value is None:
         return ""
+    if isinstance(value, JobId) and not wide:
+        return short_id(value)
     return Number(f"{value:,}") if isinstance(value, int) else value
 
 
@@ -263,25 +280,34 @@ def _any(cells: Iterable[Any], kind: type | tuple[type, ...]) -> bool:
 def print_list(
     form: Form,
     found: Sequence[T],
-    row: Callable[[T], Mapping[str, Cell]],
+    row: Callable[[T], Row | list[Row]],
     *,
-    name: Callable[[T], str],
     empty: str,
+    name: Callable[[T], str] | None = None,
     json: Callable[[T], Any] | None = None,
     more: str = "",
 ) -> None:
     """Print a list in the form that was asked for; `empty` is said of one without entries, and
-    `more` is how to get the next page."""
+    `more` is how to get the next page. The name of a thing is its first cell unless `name` says."""
     if form is Form.JSON:
         print_json([json(one) for one in found] if json else found)
     elif form is Form.NAME:
-        echo("".join(f"{name(one)}\n" for one in found), nl=False)
+        named = name or (lambda one: name_of(row(one)))
+        echo("".join(f"{named(one)}\n" for one in found), nl=False)
     elif not found:
         echo(empty, err=True)
     else:
-        emit(Listing([row(one) for one in found]))
+        emit(Listing([each for one in found for each in as_rows(row(one))], wide=form.wide))
         if more:
             echo(f"there may be more: {more}", err=True)
+
+
+def name_of(row: Row | list[Row]) -> str:
+    return str(next(iter(as_rows(row)[0].values())))
+
+
+def as_rows(given: Row | list[Row]) -> list[Row]:
+    return given if isinstance(given, list) else [given]
 
 
 def print_one(
@@ -331,7 +357,18 @@ def facts(pairs: Iterable[tuple[str, str | Text]]) -> Listing:
 
 def row_facts(row: Row) -> Listing:
     """A row of a table, its cells one below the other, without the first."""
-    return facts([(name.lower(), _cell(cell)) for name, cell in list(row.items())[1:]])
+    cells = list(row.items())[1:]
+    return facts([(name.removeprefix("+").lower(), _cell(cell)) for name, cell in cells])
+
+
+def validity(revoked_at: float | None, expires_at: float | None, now: float) -> tuple[str, Whole]:
+    """Whether a key, token or certificate is valid, and how long it will be."""
+    if revoked_at is not None:
+        return "revoked", Whole("")
+    if expires_at is None:
+        return "valid", Whole("")
+    left = expires_at - now
+    return ("valid", Whole(f"in {span(left)}")) if left > 0 else ("expired", Whole(""))
 
 
 def banner(title: str, facts: Iterable[tuple[str, str]], *more: str) -> str:

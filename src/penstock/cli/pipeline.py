@@ -18,6 +18,7 @@ from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import short_id
 from penstock.cli.groups import Commands
+from penstock.cli.nouns import Noun
 from penstock.cli.options import (
     limited,
     options,
@@ -78,16 +79,13 @@ def pipeline() -> None:
     """Start, watch and inspect staged pipelines."""
 
 
-@pipeline.command("list")
-def list_pipelines(engine: EngineRef, form: Form) -> None:
-    """List the pipelines that can be started."""
-    print_list(
-        form,
-        engine.ask(lambda api: api.pipelines.list()),
-        display.pipeline_row,
-        name=lambda one: one.name,
-        empty="no pipelines; 'penstock up --app MODULE:APP' serves those of an app",
-    )
+PIPELINES = Noun(
+    pipeline,
+    display.pipeline_row,
+    lambda api: api.pipelines.list(),
+    "no pipelines; 'penstock up --app MODULE:APP' serves those of an app",
+)
+PIPELINES.list("List the pipelines that can be started.")
 
 
 @pipeline.command()
@@ -327,12 +325,10 @@ def runs(
         return await api.pipelines.runs(RunQuery(statuses=statuses, limit=limit, **said))
 
     found = engine.ask(find, reading=True)
-    tenants, now = {record.tenant for record in found} != {"default"}, time.time()
     print_list(
         form,
         found,
-        lambda one: display.run_row(one, now, wide=form.wide, tenants=tenants),
-        name=lambda one: one.id,
+        partial(display.run_row, now=time.time()),
         empty="no such runs; start one with 'penstock pipeline start NAME'",
         more=f"--before {short_id(found[-1].id)}" if len(found) == limit else "",
     )
@@ -444,27 +440,24 @@ def status(engine: EngineRef, run_id: str, form: Form) -> None:
 
 @pipeline.group(cls=Commands)
 def breaker() -> None:
-    """List and reset the circuit breakers that runs share.
+    """List, show and reset the circuit breakers that runs share.
 
     An open one keeps items from being tried; `breaker reset` closes it by hand.
     """
 
 
-@breaker.command("list")
-def list_breakers(engine: EngineRef, form: Form) -> None:
-    """List the circuit breakers."""
-    now = time.time()
-    print_list(
-        form,
-        engine.ask(lambda api: api.pipelines.breakers(), reading=True),
-        lambda one: display.breaker_row(one, now),
-        name=lambda one: one.name,
-        empty="no breakers: none has counted a failure yet",
-    )
-
-
-@breaker.command()
-def reset(engine: EngineRef, name: str, json: bool) -> None:
-    """Close a breaker by hand: its items are tried again."""
-    closed = engine.ask(lambda api: api.pipelines.reset_breaker(name))
-    print_done(json, closed, f"{closed.name} is {closed.state}")
+BREAKERS = Noun(
+    breaker,
+    display.breaker_row,
+    lambda api: api.pipelines.breakers(),
+    "no breakers: none has counted a failure yet",
+    reading=True,
+)
+BREAKERS.list("List the circuit breakers.")
+BREAKERS.show("Show a circuit breaker.")
+BREAKERS.act(
+    "reset",
+    "Close a breaker by hand: its items are tried again.",
+    lambda api, name: api.pipelines.reset_breaker(name),
+    lambda closed: f"{closed.name} is {closed.state}",
+)

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Number, moment, plural, short_id, span
-from penstock.cli.output import STYLES, Listing, Row, Wrapped, facts, rich_text, styled
+from penstock.cli.output import STYLES, JobId, Listing, Row, Wrapped, facts, rich_text, styled
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.records import (
     AlertRule,
@@ -231,12 +231,12 @@ def _hints(record: PipelineRecord, engine: EngineRef) -> Iterator[str]:
         yield f"run what is undone: {engine.command(f'pipeline retry {name}')}"
 
 
-def run_row(record: PipelineRecord, now: float, *, wide: bool, tenants: bool) -> Row:
+def run_row(record: PipelineRecord, now: float) -> Row:
     again = f"retry of {short_id(record.retry_of)}" if record.retry_of else ""
     return {
-        "JOB": record.id if wide else short_id(record.id),
+        "JOB": JobId(record.id),
         "PIPELINE": record.pipeline,
-        **({"TENANT": record.tenant} if tenants else {}),
+        "TENANT": record.tenant,
         "STATUS": status_text(record.status),
         "AGE": span(now - record.created_at),
         "TOOK": elapsed(record, now),
@@ -291,7 +291,7 @@ def tries_again(one: Breaker, now: float) -> str:
 # -- definitions -----------------------------------------------------------------
 
 
-def pipeline_row(info: PipelineInfo) -> Row:
+def pipeline_row(info: PipelineInfo, now: float) -> Row:
     return {
         "NAME": info.name,
         "STAGES": " → ".join(stage.name for stage in info.stages),

@@ -12,13 +12,10 @@ from penstock.cli.exits import Exit
 from penstock.cli.formats import pairs, plural
 from penstock.cli.groups import Commands
 from penstock.cli.live import Spinner
+from penstock.cli.nouns import Noun
 from penstock.cli.output import (
-    Form,
     Row,
     print_done,
-    print_list,
-    print_one,
-    row_facts,
     styled,
     warn,
 )
@@ -33,14 +30,7 @@ def pool() -> None:
     """List, show, pause, resume and drain pools."""
 
 
-@pool.command("list")
-def list_pools(engine: EngineRef, form: Form) -> None:
-    """List the pools."""
-    found = engine.ask(lambda api: api.pools())
-    print_list(form, found, _row, name=lambda one: one.name, empty="no pools")
-
-
-def _row(one: PoolView) -> Row:
+def pool_row(one: PoolView, now: float) -> Row:
     return {
         "POOL": one.name,
         "STATUS": styled("paused" if one.paused else "active"),
@@ -52,28 +42,24 @@ def _row(one: PoolView) -> Row:
     }
 
 
-@pool.command()
-def show(engine: EngineRef, name: str, form: Form) -> None:
-    """Show a pool."""
-    one = engine.ask(lambda api: api.pool(name))
-    print_one(form, one, name, lambda: [f"pool {name}", row_facts(_row(one))])
-
-
-@pool.command()
-def pause(engine: EngineRef, name: str, json: bool) -> None:
+POOLS = Noun(pool, pool_row, lambda api: api.pools(), "no pools")
+POOLS.list("List the pools.")
+POOLS.show("Show a pool.", lambda api, name: api.pool(name))
+POOLS.act(
+    "pause",
     """Stop giving jobs to a pool's workers.
 
     Running jobs finish. The pool stays paused over a restart, until it is resumed.
-    """
-    view = engine.ask(lambda api: api.pause_pool(name))
-    print_done(json, view, f"{name} paused; it holds {plural(view.held, 'job')}")
-
-
-@pool.command()
-def resume(engine: EngineRef, name: str, json: bool) -> None:
-    """Resume giving jobs to a pool's workers."""
-    view = engine.ask(lambda api: api.resume_pool(name))
-    print_done(json, view, f"{name} resumed")
+    """,
+    lambda api, name: api.pause_pool(name),
+    lambda view: f"{view.name} paused; it holds {plural(view.held, 'job')}",
+)
+POOLS.act(
+    "resume",
+    "Resume giving jobs to a pool's workers.",
+    lambda api, name: api.resume_pool(name),
+    lambda view: f"{view.name} resumed",
+)
 
 
 @pool.command()
@@ -109,24 +95,18 @@ def topic() -> None:
     """List the topics that workers serve."""
 
 
-@topic.command("list")
-def list_topics(engine: EngineRef, form: Form) -> None:
-    """List the topics that workers serve now."""
+async def _topics(api: EngineApi) -> list[dict[str, str]]:
+    pools = await api.pools()
+    return [
+        {"topic": one, "pools": ", ".join(pool.name for pool in pools if one in pool.topics)}
+        for one in await api.topics()
+    ]
 
-    async def find(api: EngineApi) -> list[Row]:
-        pools = await api.pools()
-        return [
-            {
-                "topic": one,
-                "pools": ", ".join(pool.name for pool in pools if one in pool.topics),
-            }
-            for one in await api.topics()
-        ]
 
-    print_list(
-        form,
-        engine.ask(find),
-        lambda one: {"TOPIC": one["topic"], "POOLS": one["pools"]},
-        name=lambda one: str(one["topic"]),
-        empty="no topics: no worker runs; start one with 'penstock worker start --app MODULE:APP'",
-    )
+TOPICS = Noun(
+    topic,
+    lambda one, now: {"TOPIC": one["topic"], "POOLS": one["pools"]},
+    _topics,
+    "no topics: no worker runs; start one with 'penstock worker start --app MODULE:APP'",
+)
+TOPICS.list("List the topics that workers serve now.")

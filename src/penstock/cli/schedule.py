@@ -13,6 +13,7 @@ import click
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Number, moment, span
 from penstock.cli.groups import Commands
+from penstock.cli.nouns import Noun
 from penstock.cli.options import (
     job_fields,
     job_options,
@@ -20,7 +21,7 @@ from penstock.cli.options import (
     read_object,
     read_source,
 )
-from penstock.cli.output import Form, Row, facts, print_done, print_list, print_one, record
+from penstock.cli.output import Form, Row, facts, print_done, print_one, record
 from penstock.ports.engine_api import CatchUp, EngineApi, Schedule, ScheduleView
 
 CATCH_UP = click.Choice([one.value for one in CatchUp])
@@ -110,27 +111,12 @@ def _next(view: ScheduleView, now: float) -> str:
     return f"fires next {next(_ahead(view))} (in {span(view.next_at - now)})"
 
 
-@schedule.command("list")
-def list_schedules(engine: EngineRef, form: Form) -> None:
-    """List the schedules."""
-    found = engine.ask(lambda api: api.schedules.list())
-    tenants = {view.schedule.tenant for view in found} != {"default"}
-    now = time.time()
-    print_list(
-        form,
-        found,
-        lambda one: schedule_row(one, now, tenants=tenants),
-        name=lambda one: one.schedule.name,
-        empty="no schedules; create one with 'penstock schedule create NAME CRON TOPIC'",
-    )
-
-
-def schedule_row(view: ScheduleView, now: float, *, tenants: bool) -> Row:
+def schedule_row(view: ScheduleView, now: float) -> Row:
     known = view.schedule
     next_at = "never" if view.next_at is None else span(view.next_at - now)
     return {
         "NAME": known.name,
-        **({"TENANT": known.tenant} if tenants else {}),
+        "TENANT": known.tenant,
         "CRON": known.cron,
         "ZONE": known.timezone,
         "TOPIC": known.request.topic,
@@ -139,6 +125,15 @@ def schedule_row(view: ScheduleView, now: float, *, tenants: bool) -> Row:
         "FIRED": view.fired,
         "PROBLEM": view.problem,
     }
+
+
+SCHEDULES = Noun(
+    schedule,
+    schedule_row,
+    lambda api: api.schedules.list(),
+    "no schedules; create one with 'penstock schedule create NAME CRON TOPIC'",
+)
+SCHEDULES.list("List the schedules.")
 
 
 @schedule.command()

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -15,10 +16,11 @@ from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, short_id, span
 from penstock.cli.groups import command
-from penstock.cli.job_list import JobRows, reasons
+from penstock.cli.job_list import job_row, reasons
 from penstock.cli.live import redraw
 from penstock.cli.options import options
 from penstock.cli.output import (
+    WIDE,
     Listing,
     Row,
     console,
@@ -200,15 +202,14 @@ def _page(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
     parts: list[RenderableType] = [_title(snapshot), "", _states(snapshot.status)]
     parts += ["", _rates(snapshot, before)]
     if running := snapshot.running:
-        wide = console().width >= 110
-        row = JobRows(running, _RUNNING, snapshot.why, wide=wide, title="RUNNING")
-        parts += ["", Listing([row(job) for job in running])]
+        row = partial(job_row, why=snapshot.why, now=snapshot.at, title="RUNNING")
+        parts += ["", Listing(list(map(row, running)), wide=console().width >= WIDE)]
     if snapshot.waiting:
         parts += ["", _waiting(snapshot)]
     if snapshot.workers:
         busiest = sorted(snapshot.workers, key=lambda worker: -worker.held)[:_WORKERS]
         shown = ("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "TOPICS")
-        rows = [worker_row(worker) for worker in busiest]
+        rows = [worker_row(worker, snapshot.at) for worker in busiest]
         parts += ["", Listing([{name: row[name] for name in shown} for row in rows])]
     return Group(*parts)
 

@@ -16,21 +16,18 @@ from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Number, Whole, moment, pairs, plural, span
 from penstock.cli.groups import Commands
+from penstock.cli.nouns import Noun
 from penstock.cli.options import (
     options,
     read_source,
     serving,
 )
 from penstock.cli.output import (
-    Form,
     Row,
     echo,
-    print_done,
     print_json,
-    print_list,
-    print_one,
-    row_facts,
     styled,
+    validity,
     warn,
 )
 from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
@@ -191,19 +188,7 @@ async def wait_for_engine(probe: Probe, address: str) -> None:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-@worker.command("list")
-def list_workers(engine: EngineRef, form: Form) -> None:
-    """List the workers."""
-    print_list(
-        form,
-        engine.ask(lambda api: api.workers()),
-        worker_row,
-        name=lambda one: one.worker_id,
-        empty="no workers; start one with 'penstock worker start --app MODULE:APP'",
-    )
-
-
-def worker_row(one: WorkerView) -> Row:
+def worker_row(one: WorkerView, now: float) -> Row:
     return {
         "WORKER": one.worker_id,
         "STATUS": styled(one.status),
@@ -217,21 +202,23 @@ def worker_row(one: WorkerView) -> Row:
     }
 
 
-@worker.command()
-def show(engine: EngineRef, worker_id: str, form: Form) -> None:
-    """Show a worker."""
-    one = engine.ask(lambda api: api.worker(worker_id))
-    print_one(form, one, worker_id, lambda: [f"worker {worker_id}", row_facts(worker_row(one))])
-
-
-@worker.command()
-def drain(engine: EngineRef, worker_id: str, json: bool) -> None:
+WORKERS = Noun(
+    worker,
+    worker_row,
+    lambda api: api.workers(),
+    "no workers; start one with 'penstock worker start --app MODULE:APP'",
+)
+WORKERS.list("List the workers.")
+WORKERS.show("Show a worker.", lambda api, name: api.worker(name))
+WORKERS.act(
+    "drain",
     """Let a worker process finish what it runs, and end.
 
     It gets no new jobs. A worker inside the engine's process can't be drained: pause its pool.
-    """
-    one = engine.ask(lambda api: api.drain_worker(worker_id))
-    print_done(json, one, f"{worker_id} is draining; it holds {one.held}")
+    """,
+    lambda api, name: api.drain_worker(name),
+    lambda one: f"{one.worker_id} is draining; it holds {one.held}",
+)
 
 
 # -- workers on other machines -----------------------------------------------------------------
@@ -239,7 +226,7 @@ def drain(engine: EngineRef, worker_id: str, json: bool) -> None:
 
 @worker.group(cls=Commands)
 def token() -> None:
-    """Create, list and delete tokens to join with from other machines."""
+    """Create, list, show and delete tokens to join with from other machines."""
 
 
 @token.command("create")
@@ -274,86 +261,71 @@ def create_token(
     )
 
 
-@token.command("list")
-def list_tokens(engine: EngineRef, form: Form) -> None:
-    """List the join tokens."""
-    now = time.time()
-    print_list(
-        form,
-        engine.ask(lambda api: api.credentials.tokens()),
-        lambda one: token_row(one, now),
-        name=lambda one: one.token_id,
-        empty="no join tokens; create one with 'penstock worker token create'",
-    )
-
-
 def token_row(one: JoinTokenView, now: float) -> Row:
-    if one.revoked_at is not None:
-        status = "revoked"
-    elif one.used >= one.uses:
-        status = "used"
-    else:
-        status = "expired" if one.expires_at <= now else "valid"
+    status, expires = validity(one.revoked_at, one.expires_at, now)
+    if status != "revoked" and one.used >= one.uses:
+        status, expires = "used", Whole("")
     return {
         "TOKEN": Whole(one.token_id),
         "STATUS": styled(status),
         "WORKER": one.worker_id or "any",
         "USED": f"{one.used} of {one.uses}",
         "AGE": span(now - one.created_at),
-        "EXPIRES": f"in {span(one.expires_at - now)}" if status == "valid" else "",
+        "EXPIRES": expires,
     }
 
 
-@token.command("delete")
-def delete_token(engine: EngineRef, token_id: str, json: bool) -> None:
+TOKENS = Noun(
+    token,
+    token_row,
+    lambda api: api.credentials.tokens(),
+    "no join tokens; create one with 'penstock worker token create'",
+)
+TOKENS.list("List the join tokens.")
+TOKENS.show("Show a join token, by its id; never the token itself.")
+TOKENS.act(
+    "delete",
     """Revoke a join token, by its id.
 
     Workers that have joined with it stay: see 'penstock worker credential delete'.
-    """
-    view = engine.ask(lambda api: api.credentials.revoke_token(token_id))
-    print_done(json, view, f"token {view.token_id} revoked")
+    """,
+    lambda api, name: api.credentials.revoke_token(name),
+    lambda view: f"token {view.token_id} revoked",
+)
 
 
 @worker.group(cls=Commands)
 def credential() -> None:
-    """List and revoke certificates of workers on other machines."""
-
-
-@credential.command("list")
-def list_credentials(engine: EngineRef, form: Form) -> None:
-    """List the certificates of workers on other machines."""
-    now = time.time()
-    print_list(
-        form,
-        engine.ask(lambda api: api.credentials.list()),
-        lambda one: credential_row(one, now),
-        name=lambda one: one.worker_id,
-        empty="no worker on another machine has joined; 'penstock worker token create' lets one",
-    )
+    """List, show and revoke certificates of workers on other machines."""
 
 
 def credential_row(one: CredentialView, now: float) -> Row:
-    if one.revoked_at is not None:
-        status = "revoked"
-    else:
-        status = "expired" if one.expires_at is not None and one.expires_at <= now else "valid"
-    is_valid = one.expires_at is not None and status == "valid"
+    status, expires = validity(one.revoked_at, one.expires_at, now)
     return {
         "WORKER": one.worker_id,
         "STATUS": styled(status),
         "TOKEN": one.token_id or "own certificate",
         "AGE": span(now - one.created_at),
-        "EXPIRES": f"in {span((one.expires_at or 0) - now)}" if is_valid else "",
+        "EXPIRES": expires,
         "SERIAL": one.serial,
     }
 
 
-@credential.command("delete")
-def delete_credential(engine: EngineRef, worker_id: str, json: bool) -> None:
+CREDENTIALS = Noun(
+    credential,
+    credential_row,
+    lambda api: api.credentials.list(),
+    "no worker on another machine has joined; 'penstock worker token create' lets one",
+)
+CREDENTIALS.list("List the certificates of workers on other machines.")
+CREDENTIALS.show("Show the certificate of a worker on another machine.")
+CREDENTIALS.act(
+    "delete",
     """Revoke the certificate of a worker immediately.
 
     Its connection ends at once; its jobs are handled as if the worker had died. It can join again
     with a new token.
-    """
-    view = engine.ask(lambda api: api.credentials.revoke(worker_id))
-    print_done(json, view, f"{view.worker_id} revoked")
+    """,
+    lambda api, name: api.credentials.revoke(name),
+    lambda view: f"{view.worker_id} revoked",
+)
