@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,7 @@ from penstock.cli.groups import command
 from penstock.cli.options import as_lines, limited, options
 from penstock.cli.output import (
     Form,
-    Listing,
     Row,
-    echo,
-    emit,
     escaped,
     harmless,
     print_bytes,
@@ -33,6 +31,7 @@ from penstock.cli.output import (
     record,
 )
 from penstock.cli.selection import find_job
+from penstock.core.artifact import Artifact
 from penstock.core.errors import WaitTimedOut
 from penstock.core.job import Job
 from penstock.core.ledger import Step
@@ -208,19 +207,17 @@ async def _artifacts(
     except OSError as error:
         raise _unwritable(str(error.filename or output), error) from error
     if form is Form.JSON or (name is None and output is None):
-        print_list(
-            form,
-            left,
-            lambda one: {
-                "NAME": one.name,
-                "SIZE": one.size,
-                "TYPE": one.media_type,
-                "SHA-256": one.sha256[:12],
-            },
-            name=lambda one: one.name,
-            empty="the job left no artifacts",
-        )
+        print_list(form, left, _artifact, empty="the job left no artifacts")
     return Exit.OK
+
+
+def _artifact(one: Artifact) -> Row:
+    return {
+        "NAME": one.name,
+        "SIZE": one.size,
+        "TYPE": one.media_type,
+        "SHA-256": one.sha256[:12],
+    }
 
 
 # -- steps -------------------------------------------------------------------------
@@ -265,13 +262,9 @@ def steps(
     more = engine.ask(read, reading=True)
     if json:
         return
-    if not rows:
-        echo("the job has no checkpointed rows", err=True)
-        return
-    now = time.time()
-    emit(Listing([_step(row, now) for row in rows]))
-    if more:
-        echo("there are more: raise --limit, or use --name and --after", err=True)
+    hint = "raise --limit, or use --name and --after" if more else ""
+    empty = "the job has no checkpointed rows"
+    print_list(Form.TABLE, rows, partial(_step, now=time.time()), empty=empty, more=hint)
 
 
 def _step(row: Step, now: float) -> Row:
