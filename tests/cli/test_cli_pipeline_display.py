@@ -16,8 +16,12 @@ from penstock.cli.exits import Exit
 from penstock.cli.output import Listing
 from penstock.cli.pipeline import _won
 from penstock.cli.pipeline_display import (
+    RunView,
+    _live,
     bar,
     breaker_row,
+    ending,
+    follow,
     headline,
     items_page,
     outcome,
@@ -29,7 +33,6 @@ from penstock.cli.pipeline_display import (
     what,
     when,
 )
-from penstock.cli.pipeline_follow import RunView, _live, ending, follow
 from penstock.core.errors import Unavailable
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState

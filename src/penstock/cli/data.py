@@ -23,8 +23,8 @@ _SHOWN = 50
 def verify(engine: EngineRef, json: bool) -> int:
     """Check every job's record against its log.
 
-    Each job's log is folded, step by step against the lifecycle's table, and compared with
-    the record. Works without a running engine.
+    Replays each job's log against the table of its lifecycle, and compares the outcome with the
+    record. Works without a running engine.
     """
     start = time.monotonic()
     verified = engine.ask(lambda api: api.verify(), reading=True)

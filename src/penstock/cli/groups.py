@@ -22,7 +22,7 @@ from penstock.cli.output import Form, echo
 from penstock.core.errors import did_you_mean
 
 _HELP = ("-h", "--help")
-_LAST = ("yes", "verbose", "json", "form")
+_LAST = ("yes", "verbose", "form", "quiet", "json", "data", "connect", "token")
 """Parameters whose options stand below all others in the help."""
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -31,7 +31,11 @@ class Command(click.Command):
     """A command whose options are the parameters of its function."""
 
     def __init__(
-        self, *args: Any, callback: Callable[..., Any], params: list[click.Parameter], **more: Any
+        self,
+        name: str | None,
+        callback: Callable[..., Any],
+        params: list[click.Parameter],
+        **more: Any,
     ) -> None:
         named = inspect.signature(callback).parameters
         own = [name for name, one in named.items() if one.kind not in _VARIABLE]
@@ -39,8 +43,8 @@ class Command(click.Command):
         if not hasattr(callback, "__wrapped__") and any(name not in found for name in own):
             found = {str(one.name): one for one in _parameters(callback, own, found)}
             callback = _adapted(callback, own)
-        last = sorted(found, key=lambda name: _LAST.index(name) if name in _LAST else -1)
-        super().__init__(*args, callback=callback, params=[found[name] for name in last], **more)
+        last = sorted(found, key=lambda one: _LAST.index(one) if one in _LAST else -1)
+        super().__init__(name, callback=callback, params=[found[one] for one in last], **more)
 
 
 command = functools.partial(click.command, cls=Command)

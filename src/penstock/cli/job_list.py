@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
-
-from msgspec.structs import replace
 
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, run_time, short_id, span
 from penstock.cli.groups import command
 from penstock.cli.options import limited, options
 from penstock.cli.output import Form, JobId, Row, print_list, record, styled
-from penstock.cli.selection import filtered, query_of
+from penstock.cli.selection import every_job, filtered, query_of
 from penstock.core.errors import NotFound
 from penstock.core.job import Job, chain_of
 from penstock.core.verdict import Hold
@@ -26,7 +23,6 @@ from penstock.ports.store import JobQuery
 
 _EXPLAINED = 50
 """For how many unfinished jobs the reason or the progress is asked."""
-_PAGE = 1000
 
 
 @command()
@@ -76,7 +72,7 @@ def ps(
 
     async def find(api: EngineApi) -> tuple[JobQuery, list[Job], dict[str, str]]:
         query = await query_of(api, filters, **more)
-        jobs = await (_every(api, query) if everything else api.find(query))
+        jobs = await (every_job(api, query) if everything else api.find(query))
         return query, jobs, await reasons(api, jobs) if form.is_table else {}
 
     query, jobs, why = engine.ask(find, reading=True)
@@ -96,19 +92,6 @@ def _empty(query: JobQuery) -> str:
     if query.awaiting_approval:
         return "no job is awaiting approval"
     return "no dead jobs" if query.dead else "no such jobs"
-
-
-async def _every(api: EngineApi, query: JobQuery) -> list[Job]:
-    """All pages. A workflow's steps come in another order, so they are asked for at once."""
-    if query.workflow_id is not None:
-        return await api.find(replace(query, limit=sys.maxsize))
-    jobs: list[Job] = []
-    while page := await api.find(replace(query, limit=_PAGE)):
-        jobs += page
-        query = replace(query, before=page[-1].seq)
-        if len(page) < _PAGE:
-            break
-    return jobs
 
 
 def job_row(

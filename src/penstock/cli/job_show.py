@@ -25,6 +25,7 @@ from penstock.cli.output import (
     facts,
     print_one,
     record,
+    rich_text,
     styled,
 )
 from penstock.cli.pipeline_display import stage_table
@@ -171,14 +172,10 @@ class _ResultHops(Struct, frozen=True):
 
 
 def _page(details: JobDetails, *, wide: bool) -> Iterator[RenderableType]:
-    from rich.text import Text
-
     job, now = details.job, time.time()
     first, count = chain_of(job.request), job.request.try_number
-    title = Text.assemble("job ", (first, "bold"), "  ", styled(job.state))
-    if count > 1:
-        title.append(f"  {count:,} tries")
-    yield title
+    tries = f"  {count:,} tries" if count > 1 else ""
+    yield rich_text("job ", (first, "bold"), "  ", styled(job.state), tries)
     yield facts(_facts(details, now))
     if details.run is not None and details.run.stages:
         yield ""
@@ -195,7 +192,7 @@ def _page(details: JobDetails, *, wide: bool) -> Iterator[RenderableType]:
         yield ""
         if len(details.histories) > 1:
             head = f"try {one.request.try_number}  {one.job_id}  "
-            yield Text.assemble((head, "bold"), styled(one.state))
+            yield rich_text((head, "bold"), styled(one.state))
         yield _history(history, now, wide)
 
 

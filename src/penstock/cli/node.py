@@ -15,9 +15,8 @@ from penstock.cli.formats import plural, size
 from penstock.cli.generation import explained
 from penstock.cli.groups import Commands
 from penstock.cli.live import progress, redraw
-from penstock.cli.node_options import check_key, joined, keyed
 from penstock.cli.node_screen import NetworkView, figures
-from penstock.cli.node_serve import start, up
+from penstock.cli.node_serve import check_key, joined, keyed, start, up
 from penstock.cli.options import options
 from penstock.cli.output import Form, emit, print_done, print_json, print_list, rich_text
 from penstock.core.errors import (

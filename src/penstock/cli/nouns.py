@@ -4,12 +4,13 @@ one of them, as `delete` or `pause`."""
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import click
 
 from penstock.cli.engine import EngineRef
-from penstock.cli.groups import Commands
 from penstock.cli.output import (
     Form,
     Listing,
@@ -24,6 +25,9 @@ from penstock.cli.output import (
 from penstock.core.errors import NotFound
 from penstock.ports.engine_api import EngineApi
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 T = TypeVar("T")
 
 
@@ -31,7 +35,7 @@ T = TypeVar("T")
 class Noun(Generic[T]):
     """Things of one kind. The first column of a row is the thing's name."""
 
-    group: Commands
+    group: click.Group
     row: Callable[[T, float], Row | list[Row]]
     """Its columns now; of a thing that takes several lines, those."""
     find: Callable[[EngineApi], Awaitable[Sequence[T]]]
@@ -60,8 +64,16 @@ class Noun(Generic[T]):
         def show_one(engine: EngineRef, name: str, form: Form) -> None:
             one = engine.ask(lambda api: (get or self._get)(api, name), reading=self.reading)
             rows = as_rows(self.row(one, time.time()))
-            page = [f"{self.group.name} {name_of(rows)}", row_facts(rows[0])]
-            print_one(form, one, name_of(rows), lambda: page if len(rows) == 1 else [Listing(rows)])
+            name = name_of(rows)
+
+            def page() -> Iterator[RenderableType]:
+                if len(rows) > 1:
+                    yield Listing(rows)
+                else:
+                    yield f"{self.group.name} {name}"
+                    yield row_facts(rows[0])
+
+            print_one(form, one, name, page)
 
     async def _get(self, api: EngineApi, name: str) -> T:
         for one in await self.find(api):

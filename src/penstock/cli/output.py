@@ -212,16 +212,17 @@ def emit(*parts: RenderableType) -> None:
 class Listing:
     """A table without lines, drawn as wide as it is printed.
 
-    Its columns are those of the first row. When there is too little room, the longest cells are
-    cut short, or wrapped if they are Wrapped; numbers, states and other Whole cells never are.
+    Its columns are those of the first row, without empty ones. When there is too little room, the
+    longest cells are cut short, or wrapped if they are Wrapped, and the first column last; numbers,
+    states and other Whole cells never are.
     """
 
     def __init__(
         self, rows: Sequence[Mapping[str, Cell]], *, header: bool = True, wide: bool = False
     ) -> None:
         names = [name for name in rows[0] if wide or not name.startswith("+")]
-        for name, usual in _USUAL.items():
-            if name in names and all(row[name] == usual for row in rows):
+        for name in names[1:] if header else []:
+            if all(row[name] in ("", None, _USUAL.get(name)) for row in rows):
                 names.remove(name)
         self._columns, self._header = [name.removeprefix("+") for name in names], header
         self._rows = [[_cell(row[name], wide) for name in names] for row in rows]
@@ -257,10 +258,10 @@ class Listing:
         ]
         flexible = [i for i, cells in enumerate(columns) if not _any(cells, (Whole, Text))]
         room -= sum(widths) - sum(widths[i] for i in flexible) + _GAP * (len(widths) - 1)
-        for left, i in zip(
-            range(len(flexible), 0, -1), sorted(flexible, key=lambda i: widths[i]), strict=True
-        ):
-            widths[i] = min(widths[i], max(_NARROWEST, room // left))
+        flexible.sort(key=lambda i: widths[i] if i else 0)
+        for left, i in zip(range(len(flexible), 0, -1), flexible, strict=True):
+            share = room // left if i else room // 2
+            widths[i] = min(widths[i], max(_NARROWEST, share))
             room -= widths[i]
         return widths
 

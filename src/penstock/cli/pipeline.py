@@ -38,7 +38,7 @@ from penstock.cli.output import (
     print_one,
     warn,
 )
-from penstock.cli.pipeline_follow import Json, RunView, ending, follow
+from penstock.cli.pipeline_display import Json, RunView, ending, follow
 from penstock.cli.selection import find_job
 from penstock.cli.service import cancelling
 from penstock.core.errors import InvalidRequest, NotFound, NotRunning, PenstockError, Unavailable

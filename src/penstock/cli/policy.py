@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.engine import EngineRef, engine_options
-from penstock.cli.formats import Whole, moment, plural, short_id
+from penstock.cli.formats import Whole, moment, plural
 from penstock.cli.groups import Commands
 from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
+    JobId,
     Listing,
     Row,
     Wrapped,
@@ -23,6 +24,7 @@ from penstock.cli.output import (
     facts,
     print_json,
     print_one,
+    rich_text,
     warn,
 )
 from penstock.cli.selection import find_job
@@ -139,49 +141,46 @@ def _rules(views: Sequence[RuleView], whole: PolicyView | RuleSet) -> Listing:
     rows: list[Row] = []
     for number, rule in enumerate(views, 1):
         when = "; ".join(f"{field}: {wanted}" for field, wanted in rule.conditions.items())
-        rows.append(_rule(number, rule.id, rule.decision, when or "always", rule))
-    rows.append(_rule(None, "default", whole.default, "no rule matched", None))
-    return Listing(rows)
+        said = (rule.id, rule.decision, when or "always", rule.effect, rule.reason)
+        rows.append(_rule(number, *said))
+    return Listing([*rows, _rule(None, "default", whole.default, "no rule matched")])
 
 
 def _rule(
-    number: int | None, name: str, decision: Decision, when: str, rule: RuleView | None
+    number: int | None, name: str, decision: Decision, when: str, effect: str = "", reason: str = ""
 ) -> Row:
     return {
         "#": number,
         "RULE": name,
         "DECISION": coloured(decision),
         "WHEN": Wrapped(when),
-        "EFFECT": Wrapped(rule.effect if rule else ""),
-        "REASON": Wrapped(rule.reason if rule else ""),
+        "EFFECT": Wrapped(effect),
+        "REASON": Wrapped(reason),
     }
 
 
 def coloured(decision: Decision) -> Text:
-    from rich.text import Text
-
-    return Text(decision.value, COLOURS[decision])
+    return rich_text((decision.value, COLOURS[decision]))
 
 
 def _print_explanation(told: Explanation) -> None:
-    from rich.text import Text
-
     judged = _verdict(told.then) if told.then else "without rules, or not yet"
+    rows = [row for rule in told.trace for row in _steps(rule)]
+    if not told.trace or not told.trace[-1].matched:
+        rows.append(_step("default", _YES, "(no rule matched)"))
     emit(
-        Text.assemble("job ", (told.job_id, "bold")),
+        rich_text("job ", (told.job_id, "bold")),
         facts([("judged", judged), ("now", _verdict(told.now))]),
         "",
-        _trace(told),
+        Listing(rows),
     )
 
 
 def _verdict(verdict: SafetyVerdict) -> Text:
-    from rich.text import Text
-
     from penstock.control.policy import effect_of
 
     effect = effect_of(verdict.approval, verdict.rate, verdict.constraints)
-    return Text.assemble(
+    return rich_text(
         coloured(verdict.decision),
         f" {effect}" if effect else "",
         f" by rule {verdict.rule_id} of {verdict.snapshot}",
@@ -189,43 +188,37 @@ def _verdict(verdict: SafetyVerdict) -> Text:
     )
 
 
-def _trace(told: Explanation) -> Listing:
-    rows = [row for rule in told.trace for row in _steps(rule)]
-    if not told.trace or not told.trace[-1].matched:
-        rows.append(_step("default", _answer(True), "(no rule matched)"))
-    return Listing(rows)
+_YES, _NO = ("yes", "bold green"), ("no", "dim")
+_MET, _NOT_MET = ("✓", "green"), ("✗", "red")
 
 
 def _steps(rule: RuleTrace) -> Iterator[Row]:
     """A line for each condition; the first also names the rule."""
-    from rich.text import Text
-
-    name, answer = rule.rule_id, _answer(rule.matched)
+    name, answer = rule.rule_id, _YES if rule.matched else _NO
     if not rule.conditions:
         yield _step(name, answer, "(everything)")
     for condition in rule.conditions:
-        mark = Text("✓", "green") if condition.matched else Text("✗", "red")
+        mark = _MET if condition.matched else _NOT_MET
         yield _step(name, answer, condition.field, mark, condition.wanted, condition.found)
-        name, answer = "", Text("")
+        name, answer = "", ("", "")
 
 
 def _step(
-    name: str, answer: Text, field: str, mark: str | Text = "", wanted: str = "", found: str = ""
+    name: str,
+    answer: tuple[str, str],
+    field: str,
+    mark: tuple[str, str] = ("", ""),
+    wanted: str = "",
+    found: str = "",
 ) -> Row:
     return {
         "RULE": name,
-        "MATCHES": answer,
+        "MATCHES": rich_text(answer),
         "FIELD": Whole(field),
-        "": mark,
+        "": rich_text(mark),
         "WANTED": Wrapped(wanted),
         "FOUND": Wrapped(found),
     }
-
-
-def _answer(matched: bool) -> Text:
-    from rich.text import Text
-
-    return Text("yes", "bold green") if matched else Text("no", "dim")
 
 
 def _print_simulation(told: Simulation) -> None:
@@ -239,7 +232,7 @@ def _print_simulation(told: Simulation) -> None:
         return
     rows: list[Row] = [
         {
-            "JOB": short_id(each.job_id),
+            "JOB": JobId(each.job_id),
             "TOPIC": each.topic,
             "TENANT": each.tenant,
             "WAS": Wrapped(each.was),

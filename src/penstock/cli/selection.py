@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import click
+from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.formats import plural
-from penstock.cli.options import options
-from penstock.cli.output import echo, print_json, warn
+from penstock.cli.options import as_json, options, sure, together
+from penstock.cli.output import echo, print_done, print_json, warn
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.job import Job, chain_of
 from penstock.ports.engine_api import Bulk, EngineApi
@@ -25,6 +27,7 @@ Done = tuple[Exit, dict[str, Any], str]
 _ENOUGH = 5
 _SHORTEST = 3
 _COUNTED = 1000
+_PAGE = 1000
 
 # -- by id -------------------------------------------------------------------------
 
@@ -110,11 +113,6 @@ filtered = options(
 """`query_of` makes a query of what a command with these options is called with."""
 
 
-def is_narrowed(said: dict[str, Any]) -> bool:
-    """Whether any filter was given."""
-    return any(value not in (None, ()) for value in said.values())
-
-
 async def query_of(api: EngineApi, said: dict[str, Any], **more: Any) -> JobQuery:
     now = time.time()
     newer, older, parent = said["newer_than"], said["older_than"], said["parent"]
@@ -140,35 +138,92 @@ async def _first_try(api: EngineApi, text: str) -> str:
         return text
 
 
-async def in_bulk(
-    api: EngineApi,
-    query: JobQuery,
-    act: Callable[[JobQuery], Awaitable[Bulk]],
-    verb: str,
-    said: str,
-    *,
-    concerns: JobQuery | None = None,
-    yes: bool,
-    json: bool,
-) -> Exit:
-    """Do something to all jobs that match, after asking; `said` is a sentence with a gap for how
-    many. `concerns` is the query that counts them, if it is another."""
-    if not yes and not await _confirmed(api, concerns or query, verb):
-        return Exit.OK
-    bulk = await act(query)
-    if json:
-        print_json(bulk)
-    else:
-        echo(said.format(f"{bulk.done:,} of {plural(bulk.matched, 'job')}"))
-        for job_id, why in bulk.refused:
+async def every_job(api: EngineApi, query: JobQuery) -> list[Job]:
+    """All pages. A workflow's steps come in another order, so they are asked for at once."""
+    if query.workflow_id is not None:
+        return await api.find(replace(query, limit=sys.maxsize))
+    jobs: list[Job] = []
+    while page := await api.find(replace(query, limit=_PAGE)):
+        jobs += page
+        query = replace(query, before=page[-1].seq)
+        if len(page) < _PAGE:
+            break
+    return jobs
+
+
+# -- acts on several jobs ----------------------------------------------------------
+
+chosen = together(
+    click.argument("jobs", nargs=-1, metavar="[JOB...]"),
+    filtered,
+    options("--all as everything  Every job to which this can be done."),
+    sure,
+    as_json,
+)
+"""The options of an act on jobs: ids, filters or --all. They become a Choice."""
+
+
+class Choice(Struct, frozen=True):
+    """Which jobs to do something to."""
+
+    engine: EngineRef
+    said: dict[str, Any]
+    """What the options of `chosen` are."""
+    more: dict[str, Any]
+    """Other fields of the query: what every job has to which this can be done."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        ids: tuple[str, ...] = self.said["jobs"]
+        return ids
+
+    def act(
+        self,
+        verb: str,
+        one: Callable[[EngineApi, str], Awaitable[Done]],
+        many: Callable[[EngineApi, JobQuery], Awaitable[Bulk]] | None = None,
+        told: str = "",
+    ) -> int:
+        """Do it to each job that is named; all are tried. With filters, do it to all that match
+        after asking: by `many`, whose outcome is `told` with a gap for how many, or to each."""
+        narrowed = any(value not in (None, ()) for value in self._filters.values())
+        if bool(self.ids) + narrowed + self.said["everything"] != 1:
+            raise click.UsageError("no jobs selected: give ids, filters or --all")
+
+        async def acted(api: EngineApi) -> Exit:
+            async def on_one(text: str) -> Done:
+                return await one(api, (await find_job(api, text)).job_id)
+
+            if self.ids:
+                return await each(job_ids(self.ids), on_one, json=self.said["json"])
+            query = await query_of(api, self._filters, **self.more)
+            if not self.said["yes"] and not await confirmed(api, query, verb):
+                return Exit.OK
+            if many is not None:
+                return self._tell(await many(api, query), told)
+            found = [job.job_id for job in await every_job(api, query)]
+            return await each(found, on_one, json=self.said["json"])
+
+        return self.engine.ask(acted)
+
+    @property
+    def _filters(self) -> dict[str, Any]:
+        apart = ("jobs", "everything", "yes", "json")
+        return {name: value for name, value in self.said.items() if name not in apart}
+
+    def _tell(self, bulk: Bulk, told: str) -> Exit:
+        print_done(
+            self.said["json"], bulk, told.format(f"{bulk.done:,} of {plural(bulk.matched, 'job')}")
+        )
+        for job_id, why in () if self.said["json"] else bulk.refused:
             warn(f"{job_id}: {why}")
-    return Exit.CONFLICT if bulk.refused else Exit.OK
+        return Exit.CONFLICT if bulk.refused else Exit.OK
 
 
-async def _confirmed(api: EngineApi, query: JobQuery, verb: str) -> bool:
+async def confirmed(api: EngineApi, query: JobQuery, verb: str) -> bool:
     """Whether the caller means it. Where nobody can be asked, they must have said so."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise click.UsageError(f"can't ask whether to {verb} them without a terminal; say --yes")
+        raise click.UsageError(f"no terminal to confirm on: give --yes to {verb} them")
     found = await api.find(replace(query, limit=_COUNTED + 1))
     if not found:
         echo("no such jobs", err=True)

@@ -226,7 +226,7 @@ WORKERS.act(
 
 @worker.group(cls=Commands)
 def token() -> None:
-    """Create, list, show and delete tokens to join with from other machines."""
+    """Create, list, show and delete join tokens for other machines."""
 
 
 @token.command("create")
@@ -296,7 +296,7 @@ TOKENS.act(
 
 @worker.group(cls=Commands)
 def credential() -> None:
-    """List, show and revoke certificates of workers on other machines."""
+    """List, show and delete certificates of remote workers."""
 
 
 def credential_row(one: CredentialView, now: float) -> Row:

@@ -108,6 +108,19 @@ def test_a_rejected_job_ends_denied_with_the_reason(gated: Penstock) -> None:
     assert "DENIED" in gated.out("show", job_id)
 
 
+def test_jobs_are_approved_and_rejected_by_what_they_have_in_common(gated: Penstock) -> None:
+    label = ("--label", "ask=other")
+    first, second = parked(gated, "other"), parked(gated, "other")
+    assert "give --yes" in gated.err("approve", *label, code=2)
+    assert "no jobs selected" in gated.err("approve", code=2)
+    team = key(gated, "team-b", "--role", "approve")
+    told = gated.out("approve", *label, "--yes", *team).splitlines()
+    assert sorted(told) == sorted(f"{one} approved: it goes on" for one in (first, second))
+    third = parked(gated, "other")
+    assert gated.out("reject", *label, "--yes", *team) == f"{third} rejected"
+    assert gated.out("reject", *label, "--yes", *team) == ""
+
+
 def test_the_first_that_does_not_work_out_decides_the_exit_code(gated: Penstock) -> None:
     one, two = parked(gated), parked(gated)
     done = gated("reject", "missing-job", "-", code=3, given=f"{one}\n{two}\n")
@@ -282,7 +295,7 @@ def test_dead_jobs_are_listed_and_retried_together(gated: Penstock) -> None:
         gated("submit", "job.text.fail", *label, "--wait", code=1)
     dead = gated.out("job", "list", "--dead", "-q", *label).split()
     assert len(dead) == 3
-    assert "say --yes" in gated.err("job", "retry", *label, code=2)
+    assert "give --yes" in gated.err("job", "retry", *label, code=2)
     assert "filters or --all" in gated.err("job", "retry", "--yes", code=2)
     assert gated.out("job", "retry", *label, "--yes") == "retried 3 of 3 jobs"
     eventually(lambda: len(gated.json("job", "list", "--dead", *label)) == 3)
@@ -298,7 +311,7 @@ def test_jobs_are_cancelled_by_what_they_have_in_common(gated: Penstock) -> None
         for _ in range(3)
     ]
     other, gate = gated.held("spared")
-    assert "say --yes" in gated.err("cancel", *label, code=2)
+    assert "give --yes" in gated.err("cancel", *label, code=2)
     assert "no jobs selected" in gated.err("cancel", *label, *ids, code=2)
     assert "no jobs selected" in gated.err("cancel", code=2)
     assert "FAILED" in gated.err("cancel", "--state", "failed", "--yes", code=2)

@@ -65,6 +65,35 @@ def test_an_option_means_the_same_everywhere(name: str) -> None:
     assert "--config" not in given  # the settings file, before the command
 
 
+FILTERS = {"--topic", "--tenant", "--label", "--workflow", "--newer-than", "--older-than"}
+
+
+@every("name", ["ps", "cancel", "retry", "approve", "reject"])
+def test_every_act_on_several_jobs_has_the_filters_of_the_list(name: str) -> None:
+    assert {*FILTERS, "--all"} <= {*options(name)}
+    assert name == "ps" or "--yes" in options(name)
+
+
+@every("name", commands())
+def test_what_several_commands_share_is_the_same_option(name: str) -> None:
+    shared = {"json", "form", "quiet", "reason", "yes", "verbose", "wait_timeout", "states"}
+    for parameter in commands()[name].params:
+        if parameter.name in shared and name != "spool list":
+            assert parameter.opts == SAME.setdefault(parameter.name, parameter.opts)
+            assert parameter.type.name == TYPES.setdefault(parameter.name, parameter.type.name)
+
+
+SAME: dict[str, list[str]] = {}
+TYPES: dict[str, str] = {}
+
+
+@every("name", [name for name in commands() if name.endswith(" list")])
+def test_what_can_be_listed_can_be_shown(name: str) -> None:
+    noun = name.removesuffix(" list")
+    shown = {f"{noun} show", f"{noun} status", f"{noun} result"}
+    assert noun in ("topic", "container image") or shown & {*commands()}
+
+
 @every("name", ["submit", "run", "pipeline start", "pipeline retry", "batch submit"])
 def test_what_starts_something_can_wait_or_detach(name: str) -> None:
     wait = options(name)["--wait"]

@@ -141,7 +141,7 @@ def test_a_simulation_shows_what_would_differ(ruled: Penstock) -> None:
     assert said[0].endswith(": deny 2")
     assert said[1] == "1 job would be judged otherwise"
     assert said[4].split() == [
-        *("soft", "job.text.shout", "default"),
+        *("soft", "job.text.shout"),
         *("throttle", "1000/s", "(slowly)", "deny", "(default)"),
     ]
     assert ruled.json("policy", "simulate", "other.toml", "--limit", "1")["looked_at"] == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.exits import Exit
-from penstock.cli.node_options import settings_of
+from penstock.cli.node_serve import settings_of
 from penstock.cli.program import run
 from penstock.config import load
 
