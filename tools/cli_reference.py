@@ -26,7 +26,8 @@ commands, `penstock COMMAND --help` says what one takes.
 A command finds its engine by the data directory: `--data`, else the setting `data_dir`
 (`PENSTOCK_DATA_DIR`, `penstock.toml`), else the one in your data folder. `--connect` names
 an address instead; one over TCP also wants the token, which is read from the data directory
-unless `--token` gives it (`--token @FILE` keeps it out of the list of processes). These
+unless `--token` gives it (`--token @FILE` keeps it out of the list of processes). With an API key
+as the token, the command has the rights of that key, on this machine as well. These
 options, and `--config`, may stand before the command; all but `--config` also after it.
 
 If no engine is running, `ps`, `show`, `logs`, `result`, `job artifacts`, `job steps` and
@@ -51,8 +52,8 @@ in a command that only watches (`watch`, `logs -f`, `result --wait`) leaves the 
 
 Where a command wants a JOB, the whole id will do, or its beginning or end if that is enough to
 tell it from others (three characters at least; the newest 10,000 jobs are searched). `cancel`,
-`retry`, `approve` and `reject` take several, and `-` for ids on standard input. `cancel` and
-`retry` take filters instead, and ask for confirmation unless `--yes` is given:
+`retry`, `approve` and `reject` take several, and `-` for ids on standard input; or they take the
+filters of `ps`, or `--all`, and ask for confirmation unless `--yes` is given:
 
 ```sh
 penstock ps -q --state failed --topic 'job.text.*' | penstock retry -
@@ -74,7 +75,8 @@ terminal, a table fits its width; in a pipe nothing is cut short. `NO_COLOR` tur
 off, and so does a pipe.
 
 Every list and every `show` has `-o table|wide|name|json`: `wide` shows all columns and whole ids,
-`name` prints one name on each line (so does `-q`), and `--json` is `-o json`. With `--json`, a
+`name` prints one name on each line (so does `-q`), and `--json` is `-o json`. A table leaves out
+columns that would be empty, and tenants if all are the default one. With `--json`, a
 list is one JSON document; `logs`, `steps`, `watch` and `pipeline watch` print JSON lines. A job
 is its record: `job_id`, `state`, `request` (as it was submitted; what it left at its default is
 left out), `attempt`, `worker_id`, `result`, `successor` (the job that retries it) and the times,

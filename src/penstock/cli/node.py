@@ -59,8 +59,7 @@ def list_nodes(engine: EngineRef, join: tuple[str, ...], key: str | None, form: 
     print_list(
         form,
         run(find()).nodes,
-        lambda one: figures(one, wide=form.wide),
-        name=lambda one: one.node_id,
+        figures,
         empty="no nodes; start one with 'penstock node start'",
     )
 

@@ -25,8 +25,6 @@ _UNBOUNDED = 120
 """Columns of a bar's page where nothing limits them."""
 _NAME = 20
 """Columns that the name of a node may take beside a bar."""
-_WIDEST = 3
-"""Cells that a layer has at most."""
 _MARK = 10
 
 # -- layers in a row of cells ------------------------------------------------------
@@ -40,25 +38,7 @@ class Held(IntEnum):
     READY = 2
 
 
-class Glyphs(Struct, frozen=True):
-    """The signs of a bar."""
-
-    nothing: str = "·"
-    loading: str = "▒"
-    ready: str = "█"
-    missing: str = "✗"
-
-    @classmethod
-    def for_encoding(cls, encoding: str | None) -> Glyphs:
-        """Those that can be written there."""
-        signs = cls()
-        try:
-            "".join((signs.nothing, signs.loading, signs.ready, signs.missing)).encode(
-                encoding or "ascii"
-            )
-        except (UnicodeEncodeError, LookupError):
-            return cls(nothing=".", loading="+", ready="#", missing="X")
-        return signs
+_SIGNS = {Held.NOTHING: ("·", "dim"), Held.LOADING: ("▒", "yellow"), Held.READY: ("█", "green")}
 
 
 def held_by(node: NodeView, model: str, num_layers: int) -> list[Held]:
@@ -83,59 +63,37 @@ def copies(nodes: Iterable[NodeView], model: str, num_layers: int) -> tuple[list
     return ready, loading
 
 
-def width_of(num_layers: int, room: int) -> int:
-    """Cells of a bar that fits: some for each layer, or several layers in one."""
-    if num_layers > room:
-        return max(1, room)
-    return num_layers * min(_WIDEST, room // num_layers)
-
-
 def spread(values: Sequence[T], width: int, joined: Callable[[Sequence[T]], T]) -> list[T]:
     """One value for each cell; where several share one, what `joined` makes of them."""
-    count = len(values)
-    if width >= count:
-        return [value for value in values for _ in range(width // count)]
-    edges = [cell * count // width for cell in range(width + 1)]
+    edges = [cell * len(values) // width for cell in range(width + 1)]
     return [joined(values[a:b]) for a, b in pairwise(edges)]
 
 
 def ruler(num_layers: int, width: int) -> str:
     """Numbers of layers above their cells."""
-    cells = [" "] * width
-    step = _MARK if width >= num_layers else _MARK * (num_layers // width + 1)
+    step, text = _MARK * -(-num_layers // width), ""
     for layer in range(0, num_layers, step):
-        at = layer * width // num_layers
-        for offset, digit in enumerate(str(layer)):
-            if at + offset < width:
-                cells[at + offset] = digit
-    return "".join(cells)
+        text = f"{text:<{layer * width // num_layers}}{layer}"
+    return f"{text:<{width}}"[:width]
 
 
-def holding(node: NodeView, model: str, num_layers: int, width: int, glyphs: Glyphs) -> Text:
+def holding(node: NodeView, model: str, num_layers: int, width: int) -> Text:
     """What one node holds."""
-    signs = {
-        Held.NOTHING: (glyphs.nothing, "dim"),
-        Held.LOADING: (glyphs.loading, "yellow"),
-        Held.READY: (glyphs.ready, "magenta" if node.state == "draining" else "green"),
-    }
     cells = spread(held_by(node, model, num_layers), width, max)
-    return _joined(signs[cell] for cell in cells)
+    ready = ("█", "magenta" if node.state == "draining" else "green")
+    return _joined({**_SIGNS, Held.READY: ready}[cell] for cell in cells)
 
 
-def coverage(
-    nodes: Sequence[NodeView], model: str, num_layers: int, width: int, glyphs: Glyphs
-) -> Text:
+def coverage(nodes: Sequence[NodeView], model: str, num_layers: int, width: int) -> Text:
     """How often each layer is ready: where it is not at all, no job can pass."""
     ready, loading = copies(nodes, model, num_layers)
-    wide = max(1, width // num_layers)
 
     def sign(count: int, comes: bool) -> tuple[str, str]:
         if count:
-            return (str(count) if count < 10 else "+").ljust(wide), "green"
-        return ("0".ljust(wide), "yellow") if comes else (glyphs.missing * wide, "bold red")
+            return str(count) if count < 10 else "+", "green"
+        return ("0", "yellow") if comes else ("✗", "bold red")
 
-    cells = min(width, num_layers)
-    return _joined(map(sign, spread(ready, cells, min), spread(loading, cells, all)))
+    return _joined(map(sign, spread(ready, width, min), spread(loading, width, all)))
 
 
 def _joined(signs: Iterable[tuple[str, str]]) -> Text:
@@ -154,15 +112,14 @@ class NetworkView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, _UNBOUNDED)
-        glyphs = Glyphs.for_encoding(options.encoding)
         for pipe in self._view.pipes:
             nodes = [node for node in self._view.nodes if _has_to_do(node, pipe.model)]
             yield from headline(pipe, len(nodes))
             if pipe.num_layers:
-                yield _layers(pipe, nodes, width, glyphs)
+                yield _layers(pipe, nodes, width)
             yield ""
         wide = options.max_width >= WIDE
-        yield Listing([figures(node, wide=wide) for node in self._view.nodes])
+        yield Listing([figures(node) for node in self._view.nodes], wide=wide)
         yield from _refusals(self._view.nodes)
 
 
@@ -203,25 +160,23 @@ def _has_to_do(node: NodeView, model: str) -> bool:
     )
 
 
-def _layers(
-    pipe: PipeView, nodes: Sequence[NodeView], width: int, glyphs: Glyphs
-) -> RenderableType:
+def _layers(pipe: PipeView, nodes: Sequence[NodeView], width: int) -> RenderableType:
     words = {node.node_id: held(node, pipe.model) for node in nodes}
     name = max((len(node.node_id) for node in nodes), default=0)
     longest = max((len(text) for text in words.values()), default=0)
     room = width - min(_NAME, max(name, len("copies"))) - max(longest, len("LAYERS")) - 4 - 12
-    cells = width_of(pipe.num_layers, max(10, room))
+    cells = min(pipe.num_layers, max(10, room))
     scale = ruler(pipe.num_layers, cells)
     rows: list[Row] = [
         {
             "NODE": node.node_id,
-            scale: holding(node, pipe.model, pipe.num_layers, cells, glyphs),
+            scale: holding(node, pipe.model, pipe.num_layers, cells),
             "LAYERS": words[node.node_id],
             "STATE": _state(node, pipe.model),
         }
         for node in nodes
     ]
-    copies = coverage(nodes, pipe.model, pipe.num_layers, cells, glyphs)
+    copies = coverage(nodes, pipe.model, pipe.num_layers, cells)
     rows.append({"NODE": "copies", scale: copies, "LAYERS": "", "STATE": ""})
     return Listing(rows)
 
@@ -253,9 +208,10 @@ def _state(node: NodeView, model: str) -> Text:
     return styled(node.state)
 
 
-def figures(node: NodeView, *, wide: bool) -> Row:
+def figures(node: NodeView) -> Row:
     """A node as a row of a table."""
-    row: Row = {
+    slowest = max((segment.layer_ms for segment in node.segments), default=0.0)
+    return {
         "NODE": node.node_id,
         "DTYPE": ", ".join(sorted({s.dtype for s in node.segments if s.dtype})),
         "WEIGHTS": brief(node.weights),
@@ -265,13 +221,10 @@ def figures(node: NodeView, *, wide: bool) -> Row:
         "JOBS": Number(f"{node.jobs}+{node.waiting}" if node.waiting else str(node.jobs)),
         "TOK/S": Number(f"{node.tokens_per_s:.0f}"),
         "BUSY": Number(f"{node.busy:.0%}"),
+        "+MS/LAYER": Number(f"{slowest:.2f}" if slowest else ""),
+        "+THREADS": node.threads or None,
+        "+ADDRESS": node.address,
     }
-    if wide:
-        slowest = max((segment.layer_ms for segment in node.segments), default=0.0)
-        row["MS/LAYER"] = Number(f"{slowest:.2f}" if slowest else "")
-        row["THREADS"] = node.threads or None
-        row["ADDRESS"] = node.address
-    return row
 
 
 def _refusals(nodes: Sequence[NodeView]) -> Iterator[Text]:

@@ -9,18 +9,15 @@ from rich.console import Console
 from tests.support.pipes.views import MODEL, node, pipe, segment, view
 
 from penstock.cli.node_screen import (
-    Glyphs,
     NetworkView,
     brief,
     coverage,
     holding,
     ruler,
     spread,
-    width_of,
 )
 from penstock.workloads.pipes.status import HopView, PipesView
 
-SIGNS = Glyphs()
 LONG = "a-rather-long-name-that-somebody-chose-one-day"
 
 
@@ -35,51 +32,43 @@ def drawn(shown: PipesView, width: int = 80) -> list[str]:
 
 def test_a_bar_shows_what_is_held_and_what_is_being_loaded() -> None:
     one = node("a", segment(1, 3), segment(4, 5, state="loading"))
-    assert holding(one, MODEL, 6, 6, SIGNS).plain == "·██·▒·"
-    assert holding(one, "Other", 6, 6, SIGNS).plain == "······"
+    assert holding(one, MODEL, 6, 6).plain == "·██·▒·"
+    assert holding(one, "Other", 6, 6).plain == "······"
 
 
-def test_a_bar_has_several_cells_for_a_layer_or_several_layers_in_a_cell() -> None:
+def test_a_cell_may_stand_for_several_layers() -> None:
     one = node("a", segment(2, 4))
-    assert holding(one, MODEL, 6, 12, SIGNS).plain == "····████····"
-    assert holding(one, MODEL, 6, 3, SIGNS).plain == "·█·"
+    assert holding(one, MODEL, 6, 3).plain == "·█·"
 
 
 def test_copies_are_counted_and_missing_layers_marked() -> None:
     nodes = [node("a", segment(0, 3)), node("b", segment(2, 4), segment(4, 5, state="loading"))]
-    shown = coverage(nodes, MODEL, 6, 6, SIGNS)
+    shown = coverage(nodes, MODEL, 6, 6)
     assert shown.plain == "11210✗"
     styles = {shown.plain[span.start : span.end]: span.style for span in shown.spans}
     assert styles == {"1121": "green", "0": "yellow", "✗": "bold red"}
 
 
 def test_a_cell_of_several_layers_counts_as_its_worst() -> None:
-    assert coverage([node("a", segment(0, 5))], MODEL, 6, 3, SIGNS).plain == "11✗"
+    assert coverage([node("a", segment(0, 5))], MODEL, 6, 3).plain == "11✗"
 
 
 def test_more_copies_than_a_digit_can_tell() -> None:
     nodes = [node(f"n{i}", segment(0, 1)) for i in range(10)]
-    assert coverage(nodes, MODEL, 1, 1, SIGNS).plain == "+"
+    assert coverage(nodes, MODEL, 1, 1).plain == "+"
 
 
 def test_a_layer_outside_of_the_model_is_not_drawn() -> None:
-    assert holding(node("a", segment(4, 99)), MODEL, 6, 6, SIGNS).plain == "····██"
-
-
-def test_where_signs_cannot_be_written_there_are_letters() -> None:
-    assert Glyphs.for_encoding("utf-8") == SIGNS
-    assert Glyphs.for_encoding("ascii").missing == "X"
-    assert Glyphs.for_encoding(None).ready == "#"
+    assert holding(node("a", segment(4, 99)), MODEL, 6, 6).plain == "····██"
 
 
 @pytest.mark.parametrize(
-    ("layers", "room", "width"),
-    [(30, 40, 30), (30, 60, 60), (30, 500, 90), (80, 40, 40), (1, 40, 3), (80, 0, 1)],
+    ("layers", "width", "told"),
+    [(1, 1, "0"), (30, 30, "0         10        20"), (80, 40, "0         20        40        60")],
 )
-def test_a_bar_fits_its_room(layers: int, room: int, width: int) -> None:
-    assert width_of(layers, room) == width
+def test_layers_are_numbered_above_their_cells(layers: int, width: int, told: str) -> None:
+    assert ruler(layers, width) == told.ljust(width)
     assert len(spread(range(layers), width, max)) == width
-    assert len(ruler(layers, width)) == width
 
 
 # -- the page -------------------------------------------------------------------------------
@@ -96,8 +85,8 @@ def test_a_complete_pipe_tells_its_way() -> None:
     )
     assert lines[0] == "Smol  6 layers, 2 nodes  complete"
     assert lines[1] == "  route: a 0-2 → b 3-5, about 41 ms a token"
-    assert "a       █████████·········  0-2, text  ready" in lines
-    assert "copies  1  1  1  1  1  1" in lines
+    assert "a       ███···  0-2, text  ready" in lines
+    assert "copies  111111" in lines
 
 
 def test_what_misses_is_told_in_words() -> None:
