@@ -41,7 +41,14 @@ from penstock.cli.output import (
 from penstock.cli.pipeline_display import Json, RunView, ending, follow
 from penstock.cli.selection import find_job
 from penstock.cli.service import cancelling
-from penstock.core.errors import InvalidRequest, NotFound, NotRunning, PenstockError, Unavailable
+from penstock.core.errors import (
+    InvalidRequest,
+    NotFound,
+    NotRunning,
+    PenstockError,
+    Unavailable,
+    WaitTimedOut,
+)
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
 from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery, item_view
@@ -125,6 +132,7 @@ def start(
     name: str,
     config: str | None,
     wait: bool | None,
+    wait_timeout: float | None,
     strict: bool,
     json: bool,
     **said: Any,
@@ -139,6 +147,7 @@ def start(
     """
     pairs = said.pop("set")
     given = gather(config, pairs)
+    attached = partial(_attached, engine, strict=strict, json=json, wait_timeout=wait_timeout)
 
     async def begin(api: EngineApi, name: str) -> PipelineRecord:
         return await api.pipelines.start(name, given, **said)
@@ -147,14 +156,12 @@ def start(
         async with AsyncExitStack() as stack:
             if wait is False:
                 api = await stack.enter_async_context(engine.api())
-                return await _attached(engine, api, partial(begin, name=name), False, strict, json)
+                return await attached(api, partial(begin, name=name), wait=False)
             own = partial(_own_engine, engine, name)
             client, here = await stack.enter_async_context(engine.client_or(own))
             wanted = _installed(name).name if here else name
             starting = partial(begin, name=wanted)
-            return await _attached(
-                engine, client.api, starting, bool(wait) or here, strict, json, here=here
-            )
+            return await attached(client.api, starting, wait=bool(wait) or here, here=here)
 
     try:
         return run(started_run())
@@ -165,7 +172,9 @@ def start(
 @pipeline.command()
 @started(False)
 @_strict
-def retry(engine: EngineRef, run_id: str, wait: bool, strict: bool, json: bool) -> int:
+def retry(
+    engine: EngineRef, run_id: str, wait: bool, wait_timeout: float | None, strict: bool, json: bool
+) -> int:
     """Start a run of what failed in an ended one; prints its id.
 
     Runs again what failed and what depends on it, and reuses the rest. --wait shows it until
@@ -175,7 +184,8 @@ def retry(engine: EngineRef, run_id: str, wait: bool, strict: bool, json: bool) 
     async def begin(api: EngineApi) -> PipelineRecord:
         return await api.pipelines.retry_failed((await find_run(api, run_id)).id)
 
-    return engine.ask(lambda api: _attached(engine, api, begin, wait, strict, json))
+    attached = partial(_attached, engine, strict=strict, json=json, wait_timeout=wait_timeout)
+    return engine.ask(lambda api: attached(api, begin, wait=wait))
 
 
 @pipeline.command()
@@ -201,15 +211,17 @@ async def _attached(
     engine: EngineRef,
     api: EngineApi,
     begin: Callable[[EngineApi], Awaitable[PipelineRecord]],
+    *,
     wait: bool,
+    wait_timeout: float | None,
     strict: bool,
     json: bool,
-    *,
     here: bool = False,
 ) -> int:
     """Begin a run, and show it to its end. Ctrl-C then cancels it."""
     record = await begin(api)
-    if not wait:
+    watching = engine.command(f"pipeline watch {short_id(record.id)}")
+    if not wait and wait_timeout is None:
         print_done(json, record, record.id)
         return Exit.OK
     board, form = RunView(record), Json("record" if json else "")
@@ -218,12 +230,13 @@ async def _attached(
         await api.pipelines.cancel(record.id, reason=reason, timeout=_PATIENCE)
 
     try:
-        async with cancelling(cancel, board.say) as interrupted:
+        async with asyncio.timeout(wait_timeout), cancelling(cancel, board.say) as interrupted:
             ended = await follow(api, board, form)
         code = await ending(api, ended, engine, strict=strict, here=here)
         return Exit.INTERRUPTED if interrupted else code
+    except TimeoutError:
+        raise WaitTimedOut(f"run {record.id} has not ended yet", hint=watching) from None
     except Unavailable as error:
-        watching = engine.command(f"pipeline watch {short_id(record.id)}")
         error.hint = f"once an engine answers, follow the run with '{watching}'"
         raise
 

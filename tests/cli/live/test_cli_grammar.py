@@ -98,6 +98,7 @@ def test_what_can_be_listed_can_be_shown(name: str) -> None:
 def test_what_starts_something_can_wait_or_detach(name: str) -> None:
     wait = options(name)["--wait"]
     assert wait.secondary_opts == ["--detach", "-d"]
+    assert "--wait-timeout" in options(name) or name == "run"
 
 
 @pytest.mark.parametrize("name", LISTS)

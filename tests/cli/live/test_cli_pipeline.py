@@ -263,6 +263,15 @@ def test_ctrl_c_cancels_a_run_that_a_command_started_and_waits_for(piped: Pensto
     assert f"job {job_id} ended CANCELLED" in err
 
 
+def test_the_time_to_wait_ends_the_waiting_and_not_the_run(piped: Penstock) -> None:
+    gate = piped.folder / "longer"
+    given = ("--set", f"gate={gate}", "--set", 'words=["a"]')
+    done = piped("pipeline", "start", "held", "--wait-timeout", "100ms", *given, code=9)
+    assert "has not ended yet" in done.stderr
+    gate.touch()
+    piped("pipeline", "watch", done.stdout.split()[3])
+
+
 def test_ctrl_c_leaves_a_run_alone_that_is_only_watched(piped: Penstock) -> None:
     gate = piped.folder / "left"
     given = ("--set", f"gate={gate}", "--set", 'words=["a"]')
