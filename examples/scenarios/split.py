@@ -90,7 +90,7 @@ async def node(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.cli", "node", "start", "--json", "--node-id", name),
         *("--model", "SmolLM2", "--source", str(MODEL), "--dtype", "float32", "--threads", "1"),
-        *("--drain", "0", "--data", str(stage.data), "--with-parent", *more),
+        *("--drain-timeout", "0", "--data", str(stage.data), "--with-parent", *more),
         env=os.environ,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

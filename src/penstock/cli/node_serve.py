@@ -114,7 +114,8 @@ _own = options(
     --keep DURATION        How long the cache of an ended job is kept for a next turn; by default
             5m.
     --print-times          Log the timing statistics of every job.
-    --drain DURATION       Time for running jobs to finish when it stops; by default 30s.
+    --drain-timeout DURATION as drain  How long running jobs may take to finish when it is stopped;
+            by default 30s.
     --http HOST:PORT       Where HTTP listens; by default 127.0.0.1:7470.
     --no-http              Open no HTTP port.
     """,
