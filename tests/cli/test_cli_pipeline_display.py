@@ -325,13 +325,13 @@ def test_events_are_json_lines_where_programs_watch(capsys: pytest.CaptureFixtur
 def test_a_live_board_ends_with_the_final_record_and_without_remarks() -> None:
     async def seen() -> RunView:
         board = RunView(a_run())
-        board.notice = "cancelling it"
+        board.remark = "waits for a worker"
         async with asyncio.timeout(5):
             await _live(told(SCRIPT), board)
         return board
 
     board = asyncio.run(seen())
-    assert (board.record, board.notice, board.is_live) == (DONE, "", False)
+    assert (board.record, board.remark) == (DONE, "")
 
 
 def test_events_that_break_off_are_no_end() -> None:

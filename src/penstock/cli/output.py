@@ -64,8 +64,9 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print a message; control characters are removed."""
-    click.echo(harmless(text), nl=nl, err=err)  # noqa: TID251 (this is what all else uses)
+    """Print a message; control characters are removed. Live output goes on below it."""
+    stream = sys.stderr if err else None
+    click.echo(harmless(text), nl=nl, file=stream)  # noqa: TID251 (this is what all else uses)
 
 
 def echo_content(text: str, *, nl: bool = True, err: bool = False) -> None:

@@ -230,7 +230,7 @@ async def _attached(
         await api.pipelines.cancel(record.id, reason=reason, timeout=_PATIENCE)
 
     try:
-        async with asyncio.timeout(wait_timeout), cancelling(cancel, board.say) as interrupted:
+        async with asyncio.timeout(wait_timeout), cancelling(cancel) as interrupted:
             ended = await follow(api, board, form)
         code = await ending(api, ended, engine, strict=strict, here=here)
         return Exit.INTERRUPTED if interrupted else code

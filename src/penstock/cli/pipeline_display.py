@@ -288,26 +288,15 @@ class RunView:
     """The live view of a run: its latest record, drawn as of now."""
 
     record: PipelineRecord
-    is_live: bool = False
-    """Whether it is on the screen, where nothing else can be printed."""
     remark: str = ""
     """What the run waits for."""
-    notice: str = ""
-
-    def say(self, text: str) -> None:
-        """Print below the live view, or on standard error without one."""
-        if self.is_live:
-            self.notice = text
-        else:
-            warn(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = time.time()
         yield headline(self.record, now, cut=True)
         yield from stage_table(self.record, now, live=True)
-        for part in ((self.remark, "dim"), (self.notice, "yellow")):
-            if part[0]:
-                yield rich_text(part, cut=True)
+        if self.remark:
+            yield rich_text((self.remark, "dim"), cut=True)
 
 
 async def follow(api: EngineApi, board: RunView, json: str = "") -> PipelineRecord:
@@ -360,7 +349,7 @@ async def _live(api: EngineApi, board: RunView) -> None:
             await asyncio.sleep(_LOOK)
 
     with Live(board, console=console(), refresh_per_second=8):
-        board.is_live, looking = True, asyncio.create_task(look())
+        looking = asyncio.create_task(look())
         try:
             async for _ in api.pipelines.stream(job_id):
                 pass
@@ -369,7 +358,7 @@ async def _live(api: EngineApi, board: RunView) -> None:
             # An error of a look ends the stream as well, which reports it.
             await asyncio.gather(looking, return_exceptions=True)
         board.record = await api.pipelines.get(job_id)
-        board.remark, board.notice, board.is_live = "", "", False
+        board.remark = ""
 
 
 async def ending(

@@ -25,7 +25,6 @@ from penstock.cli.output import Form, Row, facts, print_done, print_one, record
 from penstock.ports.engine_api import CatchUp, EngineApi, Schedule, ScheduleView
 
 CATCH_UP = click.Choice([one.value for one in CatchUp])
-tenanted = click.option("--tenant", default="default", help="Its tenant.")
 _AHEAD = 3
 """How many of its next times to show."""
 
