@@ -173,9 +173,13 @@ async def keep_artifact(
     Without a media type it is guessed from the name. Raises InvalidRequest and TooLarge.
     """
     check_name(name)
-    stat = await blobs.put_stream(_pieces(source), media_type or _guessed(name))
-    digest = parse_blob(stat.uri).digest
-    return Artifact(name, stat.size, digest, stat.media_type, stat.uri)
+    return artifact_of(name, await blobs.put_stream(_pieces(source), media_type or _guessed(name)))
+
+
+def artifact_of(name: str, stored: BlobStat) -> Artifact:
+    """A blob under a name."""
+    digest = parse_blob(stored.uri).digest
+    return Artifact(name, stored.size, digest, stored.media_type, stored.uri)
 
 
 def _guessed(name: str) -> str:

@@ -37,6 +37,26 @@ def on_disk(folder: Path) -> int:
 # What is kept
 
 
+@pytest.mark.parametrize("total", [0, 5, 1000, 1001, 3000, 20_000])
+@run_async
+async def test_what_is_read_while_it_is_written_is_what_is_kept_at_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, total: int
+) -> None:
+    monkeypatch.setattr(kept, "_PIECE", 150)
+    output, data = Output(folder, 2000), random.Random(total).randbytes(total)
+
+    async def read() -> bytes:
+        return b"".join([piece async for piece in output.pieces(OUT)])
+
+    reading = asyncio.create_task(read())
+    for start in range(0, total, 70):
+        output.write(OUT, data[start : start + 70])
+        await asyncio.sleep(0)
+    output.end()
+    assert await reading == (data if total <= 2000 else data[:1000] + data[-1000:])
+    output.close()
+
+
 def test_the_two_streams_are_kept_apart(folder: Path) -> None:
     output = Output(folder, 100)
     output.write(OUT, b"one")

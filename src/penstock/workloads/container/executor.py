@@ -26,6 +26,7 @@ from penstock.core.job import TopicDefaults
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.container import ContainerJobState, canonical_end
+from penstock.ports.blobs import BlobStat
 from penstock.ports.executor import (
     PAUSED,
     REATTACHABLE,
@@ -50,7 +51,7 @@ from penstock.workloads.container.engine import (
     EngineError,
 )
 from penstock.workloads.container.engines.discovery import open_engine
-from penstock.workloads.container.files.artifacts import ArtifactCollector
+from penstock.workloads.container.files.artifacts import ArtifactCollector, LogUploads
 from penstock.workloads.container.files.output import Lines, Output, Pieces
 from penstock.workloads.container.host import STEP, ContainerHost, Started, engine_id
 from penstock.workloads.container.job import (
@@ -214,6 +215,8 @@ class ContainerAttempt:
         self._stop = CancelToken()
         self._starting = False
         """From just before the container is started."""
+        self._uploads: dict[Stream, asyncio.Task[BlobStat]] = {}
+        """Of streams that are too long for the result."""
 
     async def _check_pointer(self, uri: str) -> None:
         """A pointer in a job leads no further than one that its submitter follows."""
@@ -252,6 +255,7 @@ class ContainerAttempt:
             await to_its_end(host.remove(job_id))
             raise
         finally:
+            await drop(*self._uploads.values())
             host.end(job_id)
 
     async def _whole(self, need: Need) -> Outcome:
@@ -316,6 +320,8 @@ class ContainerAttempt:
         if job.attach:
             most = host.config.max_limits.max_output_bytes
             output.listen(Pieces(self._ctx.stream, most).hear)
+        if host.blobs is not None:
+            self._uploads = LogUploads(host.blobs, output, job.limits.max_output_bytes).tasks
         result = await self._supervised(work)
         lines.end()
         return result, output
@@ -400,8 +406,8 @@ class ContainerAttempt:
                 await collector.add_folder(self._sandbox.output)
             if self._sandbox.build_log.exists():
                 await collector.add(BUILD_LOG, self._sandbox.build_log, "text/plain")
-            await collector.add_log(Stream.STDOUT, stdout, output)
-            await collector.add_log(Stream.STDERR, stderr, output)
+            for stream, text in zip(Stream, (stdout, stderr), strict=True):
+                await collector.add_log(stream, text, output, self._uploads.get(stream))
         except Exception as error:
             log.exception("what job %s left can't be collected", self._job.job_id)
             message = f"what it left in /output could not be collected: {error}"

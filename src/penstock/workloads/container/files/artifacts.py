@@ -7,6 +7,7 @@ mapped can change what was kept. What is not taken is told, with the reason.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from collections.abc import Generator, Iterator
@@ -17,7 +18,7 @@ from typing import BinaryIO, cast
 
 from penstock.core.artifact import MAX_ARTIFACTS, Artifact
 from penstock.core.errors import InvalidRequest, TooLarge
-from penstock.ports.blobs import Blobs, Source, keep_artifact
+from penstock.ports.blobs import Blobs, BlobStat, Source, artifact_of, keep_artifact
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.tree import FOLDER
 from penstock.workloads.container.job import Stream, log_name
@@ -72,15 +73,22 @@ class ArtifactCollector:
             while (found := await in_thread(next, files, None)) is not None:
                 await self.add(*found)
 
-    async def add_log(self, stream: Stream, text: str, output: Output) -> None:
+    async def add_log(
+        self, stream: Stream, text: str, output: Output, upload: asyncio.Task[BlobStat] | None
+    ) -> None:
         """What was written, where the result's text does not have all of it as it was."""
+        if upload is not None:
+            await self.add(log_name(stream), upload, _LOG)
+            return
         shown, kept = text.encode(), output.count(stream).kept
         is_short = kept == len(shown)
         reads = output.reader(stream).read
         if not is_short or await in_thread_if(kept > _LARGE, reads, kept) != shown:
             await self.add(log_name(stream), output.reader(stream), _LOG)
 
-    async def add(self, name: str, source: Source, media_type: str | None = None) -> None:
+    async def add(
+        self, name: str, source: Source | asyncio.Task[BlobStat], media_type: str | None = None
+    ) -> None:
         """Store it; not in the place of another of that name."""
         try:
             if any(one.name == name for one in self.artifacts):
@@ -89,12 +97,32 @@ class ArtifactCollector:
                 raise TooLarge("artifacts", "there is nowhere to keep it")
             if len(self.artifacts) >= MAX_ARTIFACTS:
                 raise TooLarge("artifacts", f"a job may leave {MAX_ARTIFACTS:,} files")
-            self.artifacts.append(await keep_artifact(self._blobs, name, source, media_type))
+            if isinstance(source, asyncio.Task):
+                stored = artifact_of(name, await source)
+            else:
+                stored = await keep_artifact(self._blobs, name, source, media_type)
+            self.artifacts.append(stored)
         except InvalidRequest as error:
             self.skip(name, error.problem)
         finally:
             if hasattr(source, "close"):
                 source.close()
+
+
+class LogUploads:
+    """Stores the streams that are too long for the result, their heads while they are written: to
+    compute a digest takes its time."""
+
+    def __init__(self, blobs: Blobs, output: Output, most: int) -> None:
+        self._blobs, self._output, self._left = blobs, output, dict.fromkeys(Stream, most)
+        self.tasks: dict[Stream, asyncio.Task[BlobStat]] = {}
+        output.listen(self._hear)
+
+    def _hear(self, stream: Stream, data: bytes) -> None:
+        self._left[stream] -= len(data)
+        if self._left[stream] < 0 and stream not in self.tasks:
+            storing = self._blobs.put_stream(self._output.pieces(stream), _LOG)
+            self.tasks[stream] = asyncio.create_task(storing)
 
 
 class OutputFiles:

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
@@ -25,11 +25,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.workloads.container.job import Stream, StreamCount
+from penstock.workloads.container.timeouts import in_thread
 
 SMALLEST = 64 << 10
 """Bytes of a segment at least, so that a small limit does not mean a file per write."""
 _MISSED = "missed"
 _FAR = 1 << 62
+_PIECE = 4 << 20
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +136,7 @@ class Output:
         end, cut = ended and after >= total, after == stop < total
         return LogPage(stream, at, data, after, at - asked, end, cut)
 
-    async def more(self, stream: Stream, offset: int, timeout: float) -> None:
+    async def more(self, stream: Stream, offset: int, timeout: float | None = None) -> None:
         """Until there is a byte at or after the offset, or the end, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -151,6 +153,23 @@ class Output:
     def reader(self, stream: Stream) -> BinaryIO:
         """All bytes that are kept, from the start and from the end, as a file."""
         return cast("BinaryIO", OutputReader(self, stream))
+
+    async def pieces(self, stream: Stream) -> AsyncIterator[bytes]:
+        """The same bytes as `reader` has, each as soon as it is certain to be kept: the head while
+        it is written, the rest after the end."""
+        head, at = self._logs[stream].head, 0
+        while not (self._ended or self._closed):
+            size = min(_PIECE, head - at)
+            await self.more(stream, at + size - 1 if size else _FAR)
+            page = await in_thread(self.page, stream, at, size)
+            if page.offset != at:
+                head = at  # a disk that was full took some
+            elif page.data:
+                at = page.next
+                yield page.data
+        while (page := await in_thread(self.page, stream, at, _PIECE)).data:
+            at = page.next
+            yield page.data
 
     def listen(self, heard: Callable[[Stream, bytes], None]) -> None:
         """Hear every write from now on, also of what is not kept."""
@@ -237,7 +256,8 @@ class HeadTailLog:
 
     def __init__(self, folder: Path, name: str, limit: int) -> None:
         self._folder, self._name = folder, name
-        self._head = (max(limit, 1) + 1) // 2
+        self.head = (max(limit, 1) + 1) // 2
+        """Bytes of the start that are kept whatever follows."""
         self._tail = max(limit, 1) // 2
         self._most = max(self._tail, SMALLEST)
         self._segments = self._found()
@@ -305,7 +325,7 @@ class HeadTailLog:
 
     def _keep(self, at: int, data: memoryview) -> None:
         while data:
-            if at > self._head and len(data) > self._most:
+            if at > self.head and len(data) > self._most:
                 # What is in front of that would fall behind the tail at once.
                 at, data = at + len(data) - self._most, data[-self._most :]
             segment, room = self._open_end(at)
@@ -323,7 +343,7 @@ class HeadTailLog:
         return segment, self._capacity(segment)
 
     def _capacity(self, segment: Segment) -> int:
-        return self._most if segment.start else self._head
+        return self._most if segment.start else self.head
 
     def _give_up(self) -> None:
         """Let the next write begin a segment of its own."""
@@ -341,7 +361,7 @@ class HeadTailLog:
     def _ranges(self, most: int | None = None) -> list[tuple[int, int]]:
         """Runs of bytes that are there and count as kept."""
         runs: list[tuple[int, int]] = []
-        head, rest = self._head, self._tail
+        head, rest = self.head, self._tail
         if most is not None:
             head, rest = min(head, (max(most, 1) + 1) // 2), min(rest, max(most, 1) // 2)
         tail = max(head, self.total - rest)
