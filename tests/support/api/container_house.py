@@ -18,8 +18,6 @@ from yarl import URL
 from penstock.api.container.facade import (
     ContainerFacade,
     ContainerRecord,
-    Receipt,
-    RecordQuery,
     WorkerHealth,
     WorkerInfo,
 )
@@ -222,7 +220,7 @@ class MemoryFacade:
 
     # -- what the API asks --------------------------------------------------------
 
-    async def submit(self, body: bytes, key: str = "") -> Receipt:
+    async def submit(self, body: bytes, key: str = "") -> ContainerRecord:
         try:
             job = json.loads(body)
         except ValueError:
@@ -236,8 +234,8 @@ class MemoryFacade:
         except msgspec.ValidationError as error:
             raise Rejected(ErrorCode.INVALID_FIELD, str(error), job_id=job_id) from None
         if key and key in self.keys:
-            known = self.runs[self.keys[key]].record
-            return Receipt(known.job_id, known.state)
+            run = self.runs[self.keys[key]]
+            return run.record.record(run)
         self._check_room(job_id)
         self.add(
             job_id,
@@ -247,7 +245,8 @@ class MemoryFacade:
         )
         if key:
             self.keys[key] = job_id
-        return Receipt(job_id, _S.QUEUED)
+        run = self.runs[job_id]
+        return run.record.record(run)
 
     def _check(self, job: dict[str, Any], job_id: Any) -> None:
         if job.get("protocol_version") != 1:
@@ -295,17 +294,24 @@ class MemoryFacade:
     async def waits_for(self, record: ContainerRecord) -> str:
         return "a free place" if record.state is _S.QUEUED else ""
 
-    async def find(self, query: RecordQuery) -> Sequence[ContainerRecord]:
+    async def find(
+        self,
+        states: Sequence[ContainerJobState] = (),
+        labels: Mapping[str, str] | None = None,
+        image: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[ContainerRecord]:
         def fits(record: Fields) -> bool:
             return (
-                (not query.states or record.state in query.states)
-                and (query.label is None or query.label in record.labels.items())
-                and (query.image is None or record.image == query.image)
-                and (query.before is None or record.seq < query.before)
+                (not states or record.state in states)
+                and (labels or {}).items() <= record.labels.items()
+                and (image is None or record.image == image)
+                and (before is None or record.seq < before)
             )
 
         runs = sorted(self.runs.values(), key=lambda one: -one.record.seq)
-        return [run.record.record(run) for run in runs if fits(run.record)][: query.limit]
+        return [run.record.record(run) for run in runs if fits(run.record)][:limit]
 
     async def wait(
         self, job_id: str, timeout: float, *, removed: bool = False

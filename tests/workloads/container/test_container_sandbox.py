@@ -238,8 +238,6 @@ async def test_what_an_earlier_attempt_left_is_gone(sandbox: Sandbox) -> None:
         ([text("a"), text("./a")], "inputs[1].path", "there already"),
         ([text("a"), text("a/b")], "inputs[1].path", "where a file is"),
         ([text("a/b"), text("a")], "inputs[1].path", "there already"),
-        ([text("a", "\ud800")], "inputs[0].path", "UTF-8"),
-        ([InputFile(path="a", base64="!!!")], "inputs[0].path", "base64"),
         ([text("a", "x" * 1001)], "inputs[0].path", "may have 1000 bytes"),
         ([text(f"{n}", "x" * 900) for n in range(3)], "inputs[2].path", "all files together"),
         ([text(f"{n}") for n in range(6)], "inputs[5].path", "at most 5 files"),

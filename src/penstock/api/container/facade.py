@@ -75,13 +75,6 @@ _PRIORITIES = {
 }
 
 
-class Receipt(Struct, frozen=True):
-    """What a submission that was accepted is answered."""
-
-    job_id: str
-    state: ContainerJobState
-
-
 class ContainerRecord(Struct, frozen=True):
     """A container job: the canonical one and, once it has ended, its result."""
 
@@ -135,17 +128,6 @@ class ContainerRecord(Struct, frozen=True):
         if self.result is None:
             return StreamCount()
         return getattr(self.result, f"{stream}_count")  # type: ignore[no-any-return]
-
-
-class RecordQuery(Struct, frozen=True, kw_only=True):
-    """Which jobs, newest first; all conditions must hold."""
-
-    states: tuple[ContainerJobState, ...] = ()
-    label: tuple[str, str] | None = None
-    image: str | None = None
-    before: int | None = None
-    """Only those whose `seq` is less: for the next page."""
-    limit: int = 100
 
 
 class WorkerHealth(Struct, frozen=True, kw_only=True):
@@ -217,7 +199,7 @@ class ContainerFacade:
 
     # -- submitting -------------------------------------------------------------------------
 
-    async def submit(self, body: bytes, key: str = "") -> Receipt:
+    async def submit(self, body: bytes, key: str = "") -> ContainerRecord:
         """It is durable when this returns. Raises Rejected, with nothing stored."""
         read = self._read(body) if len(body) < _LARGE else asyncio.to_thread(self._read, body)
         accepted = read if isinstance(read, Accepted) else await read
@@ -249,7 +231,7 @@ class ContainerFacade:
         is_new = stored.job_id in getattr(submitted, "new", ())
         if not is_new and not (key and stored.request.idempotency_key == key):
             raise _taken(job.job_id)
-        return Receipt(job.job_id, ContainerRecord(stored).state)
+        return ContainerRecord(stored)
 
     def _read(self, body: bytes) -> Accepted:
         return read_job(body, self._config, self._host.facts)
@@ -308,19 +290,21 @@ class ContainerFacade:
         """Why a queued job has not started, in a sentence; empty for any other."""
         return "" if record.is_final else await self._api.why(record.job.job_id)
 
-    async def find(self, query: RecordQuery) -> Sequence[ContainerRecord]:
-        labels = {} if query.label is None else dict([query.label])
-        if query.image is not None:
-            labels[_IMAGE_LABEL] = query.image
-        states = tuple(one for state in query.states for one in _STATES.get(state, ()))
-        if query.states and not states:
+    async def find(
+        self,
+        states: Sequence[ContainerJobState] = (),
+        labels: Mapping[str, str] | None = None,
+        image: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[ContainerRecord]:
+        """Newest first; all conditions must hold. `before`: only those whose `seq` is less."""
+        labels = dict(labels or {}) | ({_IMAGE_LABEL: image} if image is not None else {})
+        wanted = tuple(one for state in states for one in _STATES.get(state, ()))
+        if states and not wanted:
             return []
-        found = await self._api.find(
-            JobQuery(
-                topic=TOPIC, states=states, labels=labels, before=query.before, limit=query.limit
-            )
-        )
-        return [await self._record(job) for job in found]
+        query = JobQuery(topic=TOPIC, states=wanted, labels=labels, before=before, limit=limit)
+        return [await self._record(job) for job in await self._api.find(query)]
 
     async def wait(
         self, job_id: str, seconds: float, *, removed: bool = False

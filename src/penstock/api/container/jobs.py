@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from penstock.api.call import JSON_TYPE
-from penstock.api.container.facade import ContainerFacade, ContainerRecord, RecordQuery
+from penstock.api.container.facade import ContainerFacade, ContainerRecord
 from penstock.api.container.views import (
     Absent,
     Accepted,
@@ -85,7 +85,7 @@ class Jobs:
         try:
             wait = call.query(SubmitQuery).wait
             key = _key(call)
-            receipt = await self._facade.submit(await _body(call), key)
+            stored = await self._facade.submit(await _body(call), key)
         except Rejected as rejected:
             seconds = rejected.retry_after
             headers: Headers = () if seconds is None else (retry_after(seconds),)
@@ -100,10 +100,10 @@ class Jobs:
             return self._refused(
                 ErrorCode.INVALID_BODY, error.message, error.status, headers=headers
             )
-        record = await self._ended(call, receipt.job_id, wait) if wait > 0 else None
+        record = await self._ended(call, stored.job_id, wait) if wait > 0 else None
         if record is not None:
             return answer(await record_view(self._facade, record))
-        return answer(Accepted(True, receipt.job_id, receipt.state), 202)
+        return answer(Accepted(True, stored.job_id, stored.state), 202)
 
     async def _ended(self, call: Call, job_id: str, wait: float) -> ContainerRecord | None:
         """None where there is no room to wait: the job is stored, and that must be answered."""
@@ -122,14 +122,9 @@ class Jobs:
 
     async def list_jobs(self, call: Call) -> Reply:
         given = call.query(ListQuery)
-        query = RecordQuery(
-            states=given.state,
-            label=_label(given.label),
-            image=given.image,
-            before=position(_ORDER, int, given.cursor),
-            limit=given.limit + 1,
-        )
-        found = await self._facade.find(query)
+        before = position(_ORDER, int, given.cursor)
+        labels = _labels(given.label)
+        found = await self._facade.find(given.state, labels, given.image, before, given.limit + 1)
         page = found[: given.limit]
         following = cursor(_ORDER, page[-1].job.seq) if len(found) > given.limit else None
         return answer({"jobs": [summary_view(one) for one in page], "next": following})
@@ -184,13 +179,13 @@ async def _body(call: Call) -> bytes:
     return body if given == JSON_TYPE else b""
 
 
-def _label(text: str | None) -> tuple[str, str] | None:
+def _labels(text: str | None) -> dict[str, str]:
     if text is None:
-        return None
+        return {}
     key, colon, value = text.partition(":")
     if not (key and colon):
         raise InvalidRequest("label", "is not key:value", hint="as label=team:blue")
-    return key, value
+    return {key: value}
 
 
 def operations(facade: ContainerFacade) -> tuple[Operation, ...]:

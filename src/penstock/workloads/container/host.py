@@ -20,7 +20,7 @@ from msgspec import Struct
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.ledger import Step
 from penstock.lifecycles.canonical import HELD
-from penstock.ports.clock import Clock, SystemClock
+from penstock.ports.clock import Clock, SystemClock, wait_at_most
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.executor import Environment
 from penstock.ports.store import JobQuery, StepQuery
@@ -41,7 +41,7 @@ from penstock.workloads.container.images import PulledImages
 from penstock.workloads.container.job import TOPIC, ContainerJob, Usage
 from penstock.workloads.container.machine import Capacity, Machine, disk_of
 from penstock.workloads.container.runner import Runner
-from penstock.workloads.container.timeouts import Late, done_within, drop, set_within, within
+from penstock.workloads.container.timeouts import Late, done_within, drop, within
 
 T = TypeVar("T")
 
@@ -239,7 +239,7 @@ class ContainerHost:
 
     async def next_change(self, seconds: float) -> None:
         """Until a job began or ended here, or the time is over."""
-        await set_within(self.clock, seconds, self._changed)
+        await wait_at_most(self.clock, seconds, self._changed)
 
     def _change(self) -> None:
         self._changed.set()
@@ -372,7 +372,8 @@ class ContainerHost:
 
     async def _upkeep(self) -> None:
         while True:
-            if await set_within(self.clock, _LOOK, self._soon):
+            await wait_at_most(self.clock, _LOOK, self._soon)
+            if self._soon.is_set():
                 self._soon.clear()
                 await self.clock.sleep(_SOON)
             await self._try(self.reconcile)
@@ -413,7 +414,7 @@ class ContainerHost:
 
     async def _watch(self) -> None:
         while True:
-            await set_within(self.clock, _WATCH, self._doubt)
+            await wait_at_most(self.clock, _WATCH, self._doubt)
             self._doubt.clear()
             try:
                 self.facts = await self._within(_ANSWER, self.engine.facts())

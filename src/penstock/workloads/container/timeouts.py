@@ -37,15 +37,6 @@ async def done_within(clock: Clock, seconds: float, *futures: asyncio.Future[Any
     return any(future.done() for future in futures)
 
 
-async def set_within(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
-    """Wait until it is set; False if it is not by then."""
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        return await done_within(clock, seconds, waiting)
-    finally:
-        await drop(waiting)
-
-
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """What it returns; raises Late, and then nothing of it goes on."""
     alarm = None

@@ -69,7 +69,7 @@ class InputWriter:
     async def write(self, field: str, path: str, text: str) -> None:
         """A file that is not in a list."""
         with _telling(field, field, path):
-            await in_thread(self._write, InputFile(path=path), _encoded(text))
+            await in_thread(self._write, InputFile(path=path), text.encode())
 
     def _write(self, file: InputFile, data: bytes) -> None:
         if file.archive:
@@ -151,19 +151,8 @@ def _fetching(field: str) -> Iterator[None]:
 
 
 def _given(file: InputFile) -> bytes:
-    if file.base64 is None:
-        return _encoded(file.text or "")
-    try:
-        return a2b_base64(file.base64, strict_mode=True)
-    except ValueError as error:
-        raise BadFile(f"has content that is not valid base64: {error}") from None
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise BadFile("has content that can't be written as UTF-8") from None
+    """What was checked with the job."""
+    return (file.text or "").encode() if file.base64 is None else a2b_base64(file.base64)
 
 
 def _path(file: InputFile) -> str:
