@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,7 @@ async def test_a_folder_that_can_not_be_deleted_is_told_and_goes_later(
 
         with monkeypatch.context() as broken:
             broken.setattr(os, "rmdir", not_empty)
+            broken.setattr(subprocess, "run", lambda *_, **__: None)
             with pytest.raises(EngineError, match="not empty"):
                 await lab.engine.remove(plan.name)
             assert await lab.engine.find({OWNER_LABEL: lab.owner}) == []
