@@ -28,7 +28,10 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Command(click.Command):
-    """A command whose options are the parameters of its function."""
+    """A command whose options are the parameters of its function.
+
+    What a decorator has wrapped declares all of its options itself.
+    """
 
     def __init__(
         self,
@@ -67,9 +70,13 @@ def _parameters(
         elif name != "engine":
             several = typing.get_origin(hints[name]) is tuple
             optional = several or types.NoneType in typing.get_args(hints[name])
-            metavar = f"[{name.upper()}...]" if several else name.removesuffix("_id").upper()
-            count = -1 if several else 1
-            yield click.Argument([name], nargs=count, required=not optional, metavar=metavar)
+            shown = name.removesuffix("_id").upper() + ("..." if several else "")
+            yield click.Argument(
+                [name],
+                nargs=-1 if several else 1,
+                required=not optional,
+                metavar=f"[{shown}]" if optional else shown,
+            )
     yield from found.values()
     if "engine" in own:
         yield from _declared(engine_options)

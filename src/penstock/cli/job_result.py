@@ -18,7 +18,7 @@ from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment
 from penstock.cli.groups import command
-from penstock.cli.options import as_lines, limited, options
+from penstock.cli.options import limited, options
 from penstock.cli.output import (
     Form,
     Row,
@@ -231,9 +231,8 @@ def _artifact(one: Artifact) -> Row:
     """
 )
 @limited(100)
-@as_lines
 def steps(
-    engine: EngineRef, job: str, name: str | None, after: int | None, limit: int, json: bool
+    engine: EngineRef, job: str, name: str | None, after: int | None, limit: int, form: Form
 ) -> None:
     """List the rows that a job checkpointed, by name and number.
 
@@ -250,21 +249,16 @@ def steps(
         query, left, more = StepQuery(name=name, after=last), limit, True
         while more and left > 0:
             page = await api.read_steps(job_id, replace(query, limit=min(left, MAX_PAGE_ROWS)))
-            if json:
-                for row in page.steps:
-                    print_line(row)
-            else:
-                rows.extend(page.steps)
+            for row in page.steps:
+                print_line(row) if form is Form.JSON else rows.append(row)
             left, more = left - len(page.steps), page.more
             query = replace(query, after=page.last)
         return more
 
-    more = engine.ask(read, reading=True)
-    if json:
-        return
-    hint = "raise --limit, or use --name and --after" if more else ""
-    empty = "the job has no checkpointed rows"
-    print_list(Form.TABLE, rows, partial(_step, now=time.time()), empty=empty, more=hint)
+    hint = "raise --limit, or use --name and --after" if engine.ask(read, reading=True) else ""
+    if form is not Form.JSON:
+        empty = "the job has no checkpointed rows"
+        print_list(form, rows, partial(_step, now=time.time()), empty=empty, more=hint)
 
 
 def _step(row: Step, now: float) -> Row:

@@ -79,10 +79,8 @@ class Noun(Generic[T]):
         for one in await self.find(api):
             if name_of(self.row(one, 0.0)) == name:
                 return one
-        raise NotFound(
-            f"no {self.group.name} {name!r}",
-            hint=f"'penstock {self.group.name} list' lists them",
-        )
+        path = click.get_current_context().command_path.rpartition(" ")[0]
+        raise NotFound(f"no {self.group.name} {name!r}", hint=f"'{path} list' lists them")
 
     def act(
         self,

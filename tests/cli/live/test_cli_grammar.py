@@ -26,6 +26,7 @@ VERBS = {
 PARTS = {"artifacts", "steps", "runs", "items", "engines", "key"}
 """What a noun has, where the command lists or prints it."""
 SHOWN = [name for name in commands() if name.split()[-1] in ("list", "show", "ps", "runs")]
+SHOWN += ["audit", "job steps", "job artifacts", "pipeline items", "pipeline status"]
 LISTS = ["job list", "worker list", "pool list", "topic list", "schedule list", "limit list"]
 LISTS += ["key list", "pipeline list", "pipeline runs", "batch list", "model list", "audit"]
 
