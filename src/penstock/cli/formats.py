@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.core.job import Job
+    from penstock.ports.engine_api import JobTotal
 
 SHORT = 8
 """Characters of a generated id that are shown: its end, as ids made in turn begin alike."""
@@ -79,6 +80,11 @@ def size(count: float) -> Number:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def total(found: JobTotal) -> str:
+    """How many jobs there are."""
+    return f"{'' if found.exact else 'at least '}{plural(found.count, 'job')}"
 
 
 def pairs(given: Mapping[str, str]) -> str:

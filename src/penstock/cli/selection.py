@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit, exit_of
-from penstock.cli.formats import plural
+from penstock.cli.formats import plural, total
 from penstock.cli.options import as_json, options, sure, together
 from penstock.cli.output import echo, print_done, print_json, warn
 from penstock.core.errors import NotFound, PenstockError
@@ -26,7 +26,6 @@ Done = tuple[Exit, dict[str, Any], str]
 
 _ENOUGH = 5
 _SHORTEST = 3
-_COUNTED = 1000
 _PAGE = 1000
 
 # -- by id -------------------------------------------------------------------------
@@ -224,9 +223,8 @@ async def confirmed(api: EngineApi, query: JobQuery, verb: str) -> bool:
     """Whether the caller means it. Where nobody can be asked, they must have said so."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(f"no terminal to confirm on: give --yes to {verb} them")
-    found = await api.find(replace(query, limit=_COUNTED + 1))
-    if not found:
+    found = await api.count(query)
+    if not found.count:
         echo("no such jobs", err=True)
         return False
-    count = f"more than {_COUNTED:,} jobs" if len(found) > _COUNTED else plural(len(found), "job")
-    return click.confirm(f"{verb} {count}?", err=True)
+    return click.confirm(f"{verb} {total(found)}?", err=True)

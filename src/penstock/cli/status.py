@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
-from penstock.cli.formats import plural, short_id, span
+from penstock.cli.formats import plural, short_id, span, total
 from penstock.cli.groups import command
 from penstock.cli.job_list import job_row, reasons
 from penstock.cli.live import redraw
@@ -35,7 +35,7 @@ from penstock.cli.worker import worker_row
 from penstock.core.errors import NotRunning
 from penstock.core.job import Job, chain_of
 from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
-from penstock.ports.engine_api import EngineApi, EngineStatus, WorkerView
+from penstock.ports.engine_api import EngineApi, EngineStatus, JobTotal, WorkerView
 from penstock.ports.store import JobQuery
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def status(engine: EngineRef, json: bool) -> int:
     The exit code is 8 if no engine runs.
     """
 
-    async def look(api: EngineApi) -> tuple[EngineStatus, list[WorkerView], int]:
-        dead = len(await api.find(JobQuery(dead=True, limit=_MANY)))
-        return await api.status(), await api.workers(), dead
+    async def look(api: EngineApi) -> tuple[EngineStatus, list[WorkerView], JobTotal]:
+        return await api.status(), await api.workers(), await api.count(JobQuery(dead=True))
 
     where = engine.connect or str(engine.settings().data_dir)
     try:
@@ -74,7 +73,7 @@ def status(engine: EngineRef, json: bool) -> int:
     needs = list(_needs(engine, found, workers, dead))
     if json:
         view = {"running": True, "where": where, "engine": found, "workers": workers}
-        print_json({**view, "dead": dead, "needs": needs})
+        print_json({**view, "dead": dead.count, "needs": needs})
         return Exit.OK
     ready = sum(worker.status == "ready" for worker in workers)
     emit(
@@ -93,36 +92,32 @@ def status(engine: EngineRef, json: bool) -> int:
         _states(found),
     )
     if needs:
-        emit("", rich_text(("needs attention", "bold yellow")), *needs)
+        emit("", rich_text(("needs attention", "bold yellow")), *(f"  {one}" for one in needs))
     return Exit.OK
 
 
-_MANY = 1000
-
-
 def _needs(
-    engine: EngineRef, found: EngineStatus, workers: list[WorkerView], dead: int
+    engine: EngineRef, found: EngineStatus, workers: list[WorkerView], dead: JobTotal
 ) -> Iterator[str]:
     """What waits for a person, with the command for each."""
     if found.awaiting_approval:
         listing = engine.command("ps --awaiting-approval")
         count = plural(found.awaiting_approval, "job")
-        yield f"  {count} awaiting approval: {listing}"
-    if dead:
-        count = f"more than {_MANY - 1:,} jobs" if dead == _MANY else plural(dead, "job")
-        yield f"  {count} failed or timed out, not retried: {engine.command('ps --dead')}"
+        yield f"{count} awaiting approval: {listing}"
+    if dead.count:
+        yield f"{total(dead)} failed or timed out, not retried: {engine.command('ps --dead')}"
     if found.waiting and not workers:
         starting = engine.command("worker start --app MODULE:APP")
-        yield f"  {plural(found.waiting, 'job')} waiting, and no worker: {starting}"
+        yield f"{plural(found.waiting, 'job')} waiting, and no worker: {starting}"
     for name in found.paused_pools:
-        yield f"  pool {name} is paused: {engine.command(f'pool resume {name}')}"
+        yield f"pool {name} is paused: {engine.command(f'pool resume {name}')}"
     for topic, why in found.paused_topics.items():
-        yield f"  {topic} is paused: {why}"
+        yield f"{topic} is paused: {why}"
     for worker in workers:
         if worker.status == "missing":
-            yield f"  worker {worker.worker_id} is missing for {span(worker.silent_for)}"
+            yield f"worker {worker.worker_id} is missing for {span(worker.silent_for)}"
     if found.policy_problem:
-        yield f"  the current rule file was not accepted: {found.policy_problem}"
+        yield f"the current rule file was not accepted: {found.policy_problem}"
 
 
 # -- top ---------------------------------------------------------------------------
