@@ -16,6 +16,7 @@ from penstock.adapters.llama import failures, protocol
 from penstock.adapters.llama.process import EngineProcess, EngineSpec
 from penstock.adapters.llama.slots import Slots
 from penstock.workloads.llm.runner import Loading
+from penstock.workloads.llm.tools import wants_tools
 from penstock.workloads.llm.values import (
     AudioPart,
     Completion,
@@ -113,7 +114,9 @@ class Engine:
         if not answer.is_done:
             raise await self._broken()
         with self._understood():
-            yield answer.said()
+            said = answer.said()
+        protocol.check_guided(ask, said.choice)
+        yield said
 
     async def embed(self, text: str | tuple[int, ...]) -> tuple[tuple[float, ...], Usage]:
         """One text as a vector. Raises Departed as `generate` does."""
@@ -152,7 +155,7 @@ class Engine:
 
     def _check(self, ask: GenerationRequest) -> None:
         protocol.check_constraints(ask)
-        if protocol.wants_tools(ask) and not self.tools:
+        if wants_tools(ask) and not self.tools:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
                 f"the chat template of {self.spec.model} does not support tools",

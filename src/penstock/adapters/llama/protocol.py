@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.workloads.llm.schemas import guided_grammar, hold_of
+from penstock.workloads.llm.tools import wants_tools
 from penstock.workloads.llm.values import (
     AudioPart,
     ChatRequest,
@@ -47,6 +49,7 @@ DEEPEST = 1000
 _PLAIN = re.compile(r'"(?:[^"\\]|\\.)*"?|\[(?:[^\]\\]|\\.)*\]?|#[^\n]*|[^()"\[#]+', re.S)
 """What says nothing of depth: literals, classes of characters, comments. Each is passed over even
 if it is not closed, so that nothing is looked at twice."""
+_JSON_STARTS = tuple('{["-0123456789tfn')
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,10 +92,24 @@ def tokenize_request(text: str, ask: TokenizeRequest) -> tuple[str, bytes]:
     return "/tokenize", encoded({"content": text, **special})
 
 
+def check_guided(ask: GenerationRequest, choice: Choice) -> None:
+    """Raises INVALID_SCHEMA for an answer that is no JSON: llguidance could not read the schema."""
+    if not is_guided(ask) or not choice.text:
+        return
+    is_json = choice.text.lstrip()[:1] in _JSON_STARTS
+    if is_json and choice.finish_reason == "stop" and not ask.stop:
+        try:
+            msgspec.json.decode(choice.text)
+        except msgspec.DecodeError:
+            is_json = False
+    if not is_json:
+        raise LlmFailure(LlmCode.INVALID_SCHEMA, "no answer can follow the JSON schema")
+
+
 def schema_check(ask: GenerationRequest) -> bytes | None:
-    """To be posted to TEMPLATE first, which refuses a schema that a raw completion would simply
-    not follow."""
-    if isinstance(ask, ChatRequest) or ask.schema is None:
+    """To be posted to TEMPLATE first, which refuses a schema that a raw completion or llguidance
+    would simply not follow."""
+    if ask.schema is None or (isinstance(ask, ChatRequest) and not is_guided(ask)):
         return None
     message = {"role": "user", "content": "."}
     return encoded({"messages": [message], "response_format": _format(ask.schema)})
@@ -106,8 +123,10 @@ def has_part(ask: GenerationRequest, kind: type[ImagePart] | type[AudioPart]) ->
     )
 
 
-def wants_tools(ask: GenerationRequest) -> bool:
-    return isinstance(ask, ChatRequest) and bool(ask.tools) and ask.tool_choice != "none"
+def is_guided(ask: GenerationRequest) -> bool:
+    """Whether llguidance holds the answer to its schema. It says nothing of a schema that it can't
+    read: such an answer is free."""
+    return ask.schema is not None and not wants_tools(ask) and hold_of(ask.schema).guided
 
 
 def is_constrained(ask: GenerationRequest) -> bool:
@@ -150,7 +169,9 @@ def _chat(ask: ChatRequest) -> dict[str, Any]:
     if ask.logprobs is not None:
         # None are told when none are asked for, not even the chosen one's.
         body |= {"logprobs": True, "top_logprobs": max(1, ask.logprobs)}
-    if ask.schema is not None:
+    if ask.schema is not None and is_guided(ask):
+        body["grammar"] = guided_grammar(ask.schema)
+    elif ask.schema is not None:
         body["response_format"] = _format(ask.schema)
     elif ask.json_object:
         body["response_format"] = {"type": "json_object"}
@@ -192,7 +213,9 @@ def _completion(ask: CompletionRequest, choice: int) -> dict[str, Any]:
         body = {"input_prefix": prompt, "input_suffix": ask.suffix}
     if ask.logprobs is not None:
         body["logprobs"] = max(1, ask.logprobs)
-    if ask.schema is not None:
+    if ask.schema is not None and is_guided(ask):
+        body["grammar"] = guided_grammar(ask.schema)
+    elif ask.schema is not None:
         body["json_schema"] = ask.schema
     elif ask.json_object:
         body["json_schema"] = {"type": "object"}

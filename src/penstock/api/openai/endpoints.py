@@ -38,13 +38,13 @@ from penstock.api.openai.requests import (
     request_of,
     unsupported,
 )
-from penstock.api.openai.schemas import not_enforced
 from penstock.api.openai.streams import ChatStream, StreamFormat, TextStream, stream
 from penstock.api.operation import Operation, Pace
 from penstock.api.problems import ProblemReply, Refused
 from penstock.api.reply import JSON_HEADERS, AnyReply, Headers, Reply, StreamReply, encode
 from penstock.core.errors import InvalidRequest
 from penstock.ports.engine_api import KeyRole
+from penstock.workloads.llm.schemas import hold_of
 from penstock.workloads.llm.values import (
     AudioPart,
     ChatRequest,
@@ -172,7 +172,8 @@ def _warnings(parsed: Parsed, request: LlmRequest) -> Headers:
     found = []
     if parsed.ignored:
         found.append("unknown fields are ignored: " + ", ".join(parsed.ignored))
-    if loose := not_enforced(request):
+    schema = getattr(request, "schema", None)
+    if schema is not None and (loose := hold_of(schema).loose):
         found.append("not enforced by the schema's grammar: " + ", ".join(loose))
     if not found:
         return ()

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from penstock.workloads.llm.tools import ToolAnswer, is_forced, plan_of
+from penstock.workloads.llm.tools import ToolAnswer, is_forced, plan_of, wants_tools
 from penstock.workloads.llm.values import (
     ChatRequest,
     Completion,
@@ -162,7 +162,7 @@ async def _said(
     raise RuntimeError("a runner ended an answer without saying so")
 
 
-async def generate(
+def generate(
     runner: Runner,
     model: str,
     ask: GenerationRequest,
@@ -171,14 +171,22 @@ async def generate(
 ) -> AsyncGenerator[Delta | Completion, None]:
     """As `Runner.generate`, with tools for every model: calls that are forced are, and a model
     whose template does not support tools is told of them in words."""
-    if not (isinstance(ask, ChatRequest) and is_forced(ask)):
+    if isinstance(ask, ChatRequest) and wants_tools(ask):
+        return _with_tools(runner, model, ask, choice, watch)
+    return runner.generate(model, ask, choice, watch)
+
+
+async def _with_tools(
+    runner: Runner, model: str, ask: ChatRequest, choice: int, watch: ProgressListener | None
+) -> AsyncGenerator[Delta | Completion, None]:
+    if not is_forced(ask):
         try:
             async with aclosing(runner.generate(model, ask, choice, watch)) as pieces:
                 async for piece in pieces:
                     yield piece
             return
         except LlmFailure as failure:
-            if failure.facts.get("tools") is not False or not isinstance(ask, ChatRequest):
+            if failure.facts.get("tools") is not False:
                 raise
     plan = plan_of(ask)
     written = ToolAnswer(plan)

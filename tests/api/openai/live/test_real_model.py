@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -93,6 +94,28 @@ def test_an_answer_follows_a_schema(client: OpenAI, model: str) -> None:
     anything = chat(client, model, response_format={"type": "json_object"}, max_tokens=100)
     if anything.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(anything.choices[0].message.content), dict)
+
+
+def test_an_answer_follows_what_llama_cpps_own_grammars_can_not_hold(
+    client: OpenAI, model: str
+) -> None:
+    properties = {
+        "share": {"type": "number", "minimum": 5, "maximum": 6},
+        "week": {"type": "integer", "multipleOf": 7, "maximum": 100},
+        "code": {"type": "string", "pattern": r"^\d{3}-[A-Z]$"},
+    }
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    schema["additionalProperties"] = False
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = chat(client, model, response_format=shape, max_tokens=60, temperature=0)
+    found = json.loads(answer.choices[0].message.content)
+    assert 5 <= found["share"] <= 6
+    assert found["week"] % 7 == 0
+    assert re.fullmatch(r"\d{3}-[A-Z]", found["code"])
+
+    properties["share"]["maximum"] = 4
+    with pytest.raises(openai.BadRequestError, match="no answer can follow"):
+        chat(client, model, response_format=shape, max_tokens=60, temperature=0)
 
 
 def test_an_answer_follows_a_grammar(client: OpenAI, model: str) -> None:
