@@ -26,6 +26,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     """Listen beyond this machine without TLS: keys and jobs can be read on the way."""
     allowed_hosts: tuple[str, ...] = ()
     """Accepted Host headers. Empty: on loopback its own names, else any."""
+    cors: tuple[str, ...] = ()
+    """Origins of web pages that may call it with a key; `*` is any."""
     checks_hosts: bool = True
     """False accepts any Host header."""
 

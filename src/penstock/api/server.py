@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import uvicorn
+from msgspec.structs import replace
 
 from penstock.api import agents
 from penstock.api.about import Health
@@ -21,6 +22,7 @@ from penstock.api.agents import Agents
 from penstock.api.application import ApiSpec, Application, Authenticate, by_key
 from penstock.api.call import Services
 from penstock.api.connection import Connection, protocol_with
+from penstock.api.cors import Cors
 from penstock.api.metrics import Traffic
 from penstock.api.monitor import ConcurrencyLimit, RequestMonitor
 from penstock.api.openapi import document
@@ -283,8 +285,10 @@ class HttpServer(ApiServer):
         health: Callable[[], Health] = Health,
     ) -> None:
         authenticate = by_key(authenticator)
+        cors = Cors.of(options.cors, checks=False) if options.cors else None
+        spec = replace(ENGINE, cors=cors)
         super().__init__(
-            *(ENGINE, authenticate, options), clock=clock, health=health, sign_ins=authenticator
+            *(spec, authenticate, options), clock=clock, health=health, sign_ins=authenticator
         )
 
     async def close(self) -> None:

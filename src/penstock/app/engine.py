@@ -520,6 +520,7 @@ def http_options(settings: Settings) -> HttpOptions:
         keyfile=settings.http.private_key,
         insecure=settings.http.insecure,
         allowed_hosts=settings.http.allowed_hosts,
+        cors=settings.http.cors,
         max_body=settings.http.max_body,
         max_upload=settings.limits.max_input,
         max_connections=settings.http.max_connections,

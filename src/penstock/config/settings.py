@@ -96,6 +96,8 @@ class HttpSettings(Section, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     """Host names by which HTTP may be addressed; none means any, or, on loopback, only
     `localhost` and loopback addresses."""
+    cors: tuple[str, ...] = ()
+    """Origins of web pages that may call it with a key, as `http://localhost:3000`; `*` is any."""
     rate_limit: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     """Requests per second that one key may make; 0 means no limit."""
     max_body: Size = 8 << 20

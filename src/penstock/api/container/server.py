@@ -110,8 +110,7 @@ def api_spec(facade: ContainerFacade, config: WorkerConfig) -> ApiSpec:
     def docs() -> bytes:
         return page(document(table, INFO)).encode()
 
-    origins = frozenset(origin.lower().rstrip("/") for origin in config.cors)
-    cors = Cors(origins, may_change=bool(config.token))
+    cors = Cors.of(config.cors, may_change=bool(config.token))
     return ApiSpec(table, openapi, docs, problem=problem_reply, cors=cors)
 
 

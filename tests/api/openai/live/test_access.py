@@ -15,6 +15,7 @@ from penstock.ports.engine_api import KeyRole, Limit
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 
+CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 DENY = """
 default = "allow"
@@ -187,3 +188,31 @@ async def test_a_key_that_is_revoked_is_answered_no_more(tmp_path: Path) -> None
         (job,) = await one.engine.api.find(JobQuery())
         assert (await one.engine.api.wait(job.job_id, 10)).state is JobState.CANCELLED
         assert not runner.running
+
+
+@run_async
+async def test_a_page_may_ask_where_its_origin_is_allowed(tmp_path: Path) -> None:
+    page, elsewhere = {"Origin": "http://chat.example"}, {"Origin": "http://evil.example"}
+    preflight = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    body = {"model": "fake", "messages": HELLO}
+    async with door(tmp_path / "a", cors=("http://chat.example",)) as one:
+        asked = await one.call("OPTIONS", CHAT, headers={**page, **preflight}, token="")
+        assert asked.status == 204
+        assert asked.headers["Access-Control-Allow-Origin"] == "http://chat.example"
+        assert "POST" in asked.headers["Access-Control-Allow-Methods"]
+        assert asked.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        for stream in (False, True):
+            answer = await one.call("POST", CHAT, {**body, "stream": stream}, headers=page)
+            assert answer.status == 200
+            assert answer.headers["Access-Control-Allow-Origin"] == "http://chat.example"
+            assert "X-Penstock-Job" in answer.headers["Access-Control-Expose-Headers"]
+        refused = await one.call("POST", CHAT, body, headers=page, token="")
+        assert (refused.status, "Access-Control-Allow-Origin" in refused.headers) == (401, True)
+        other = await one.call("OPTIONS", CHAT, headers={**elsewhere, **preflight}, token="")
+        assert "Access-Control-Allow-Origin" not in other.headers
+    async with door(tmp_path / "b") as one:
+        asked = await one.call("OPTIONS", CHAT, headers={**page, **preflight}, token="")
+        assert "Access-Control-Allow-Origin" not in asked.headers
