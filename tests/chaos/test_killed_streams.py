@@ -22,21 +22,22 @@ def client_of(c: Cluster, engine: subprocess.Popen[bytes]) -> OpenAI:
     return OpenAI(base_url=f"{found[0]}/v1", api_key=token, max_retries=0)
 
 
-def streamed(client: OpenAI, hurt: Callable[[], None] | None = None) -> str:
-    """The answer; after its tenth part something is hurt."""
+def streamed(client: OpenAI, at: int, hurt: Callable[[], None]) -> str:
+    """The answer; after so many of its parts something is hurt."""
     parts: list[str] = []
     chunks = client.chat.completions.create(
         model="auto",
         messages=[{"role": "user", "content": "Tell a story about a river."}],
-        max_tokens=40,
+        max_tokens=24,
         temperature=0,
         stream=True,
     )
     for chunk in chunks:
         if chunk.choices and chunk.choices[0].delta.content:
             parts.append(chunk.choices[0].delta.content)
-            if len(parts) == 10 and hurt is not None:
+            if len(parts) == at:
                 hurt()
+    assert len(parts) > at
     return "".join(parts)
 
 
@@ -49,15 +50,15 @@ def kill_engine_of(worker: subprocess.Popen[bytes]) -> None:
 def test_a_stream_goes_on_after_its_engine_and_after_its_worker_is_killed(
     tmp_path: Path, model_file: Path
 ) -> None:
-    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+    small = {f"PENSTOCK_MODELS__{name}": "1" for name in ("SLOTS", "THREADS")}
+    with cluster(tmp_path, PENSTOCK_MODELS__CONTEXT="256", **small) as c:
         engine = c.up("--no-worker", "--http", "127.0.0.1:0")
-        words = ("--model", str(model_file))
-        first = c.start("worker", "--app", "jobs:app", "--id", "first", *words)
+        worker = ("worker", "--app", "jobs:app", "--model", str(model_file), "--id")
+        first = c.start(*worker, "first")
         with client_of(c, engine) as client:
             eventually(lambda: client.models.list().data, "the model is served")
-            whole = streamed(client)
-            assert len(whole) > 80
-            assert streamed(client, lambda: kill_engine_of(first)) == whole
-            c.start("worker", "--app", "jobs:app", "--id", "second", *words)
-            assert streamed(client, lambda: kill(first)) == whole
+            one = streamed(client, 5, lambda: kill_engine_of(first))
+            c.start(*worker, "second")
+            other = streamed(client, 12, lambda: kill(first))
+            assert one == other
         c.check_history()
