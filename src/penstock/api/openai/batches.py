@@ -47,31 +47,15 @@ class BatchObject(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, batch: Batch) -> BatchObject:
-        return cls(
-            id=batch.id,
-            endpoint=batch.endpoint,
-            errors=BatchErrors(data=batch.errors) if batch.errors else None,
-            input_file_id=batch.input_file_id,
-            completion_window=batch.completion_window,
-            status=batch.status,
-            output_file_id=batch.output_file_id,
-            error_file_id=batch.error_file_id,
-            created_at=int(batch.created_at),
-            in_progress_at=_second(batch.in_progress_at),
-            expires_at=int(batch.expires_at),
-            finalizing_at=_second(batch.finalizing_at),
-            completed_at=_second(batch.completed_at),
-            failed_at=_second(batch.failed_at),
-            expired_at=_second(batch.expired_at) if batch.has_ended else None,
-            cancelling_at=_second(batch.cancelling_at),
-            cancelled_at=_second(batch.cancelled_at),
-            request_counts=batch.request_counts,
-            metadata=None if batch.metadata is None else dict(batch.metadata),
-        )
-
-
-def _second(at: float | None) -> int | None:
-    return None if at is None else int(at)
+        fields = {name: getattr(batch, name, None) for name in cls.__struct_fields__}
+        times = {
+            name: int(at) for name, at in fields.items() if name.endswith("_at") and at is not None
+        }
+        fields |= times | {"object": "batch"}
+        if not batch.has_ended:
+            fields["expired_at"] = None
+        errors = BatchErrors(data=batch.errors) if batch.errors else None
+        return cls(**fields | {"errors": errors})
 
 
 class BatchList(Page, frozen=True, kw_only=True):
