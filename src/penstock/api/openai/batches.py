@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -47,7 +47,9 @@ class BatchObject(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, batch: Batch) -> BatchObject:
-        fields = {name: getattr(batch, name, None) for name in cls.__struct_fields__}
+        fields: dict[str, Any] = {
+            name: getattr(batch, name, None) for name in cls.__struct_fields__
+        }
         times = {
             name: int(at) for name, at in fields.items() if name.endswith("_at") and at is not None
         }

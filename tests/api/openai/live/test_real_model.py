@@ -99,13 +99,17 @@ def test_an_answer_follows_a_schema(client: OpenAI, model: str) -> None:
 def test_an_answer_follows_what_llama_cpps_own_grammars_can_not_hold(
     client: OpenAI, model: str
 ) -> None:
-    properties = {
+    properties: dict[str, Any] = {
         "share": {"type": "number", "minimum": 5, "maximum": 6},
         "week": {"type": "integer", "multipleOf": 7, "maximum": 100},
         "code": {"type": "string", "pattern": r"^\d{3}-[A-Z]$"},
     }
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
-    schema["additionalProperties"] = False
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
     shape: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     answer = chat(client, model, response_format=shape, max_tokens=60, temperature=0)
     found = json.loads(answer.choices[0].message.content)
