@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,29 @@ def free_port() -> int:
         return port
 
 
-def wait_for_port(port: int, seconds: float = 20.0) -> None:
-    """Wait until something listens there. Raises OSError after so many seconds."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
+def wait_for_port(port: int) -> None:
+    """Wait until something listens there. Raises TimeoutError."""
+
+    def is_open() -> bool:
+        with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port), 0.3).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
+            return True
+        return False
+
+    wait(is_open, f"nothing listens at port {port}", 20.0)
+
+
+def until(met: Callable[[], bool], seconds: float = 120.0) -> bool:
+    """Wait for something; whether it came to be in time."""
+    end = time.monotonic() + seconds
+    while not met():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def wait(met: Callable[[], bool], problem: str, seconds: float = 120.0) -> None:
+    """The same; raises TimeoutError, which says what did not come to be."""
+    if not until(met, seconds):
+        raise TimeoutError(problem)

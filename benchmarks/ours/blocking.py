@@ -18,6 +18,7 @@ from ours.system import (
     start_workers,
 )
 from processes import running as started
+from processes import wait
 
 import penstock
 from penstock.app.client import Client
@@ -33,7 +34,7 @@ def submit_apart(folder: Path, *, seconds: float) -> Figures:
     with engine_process(folder), penstock.connect(data=folder) as client:
         count, one = _submit_for(client, seconds)
         with started(start_workers(folder, 1)):
-            _wait(lambda: marks.count() >= count, "the backlog was not executed")
+            wait(lambda: marks.count() >= count, "the backlog was not executed")
             more, running_one = _submit_for(client, seconds)
             _finish(client, count + more)
     return {"one": one, "running_one": running_one}
@@ -56,7 +57,7 @@ def submit_embedded(folder: Path, *, seconds: float, backlog: int, short_jobs: i
         marks.clear()
         asyncio.run(_fill(folder / name, topic, jobs))
         with app.run(settings=settings_for(folder / name)) as client:
-            _wait(lambda least=_WARM * jobs: marks.count() >= least, "no job was executed")
+            wait(lambda least=_WARM * jobs: marks.count() >= least, "no job was executed")
             alone = _rate_until(marks, _ALONE * jobs, seconds, lambda: time.sleep(0.01))
             submitted = 0
 
@@ -122,15 +123,7 @@ def _rate_until(marks: Marks, most: float, seconds: float, act: Callable[[], Non
 
 def _finish(client: Client, jobs: int) -> None:
     """Wait for the durable end of all, and read the whole store again."""
-    _wait(lambda: client.status().tally.get(JobState.SUCCEEDED) == jobs, "jobs did not succeed")
+    wait(lambda: client.status().tally.get(JobState.SUCCEEDED) == jobs, "jobs did not succeed")
     check_all_succeeded(client.status(), client.verify(), jobs)
     executed = Marks.given().count()
     assert executed == jobs, f"{jobs} jobs were executed {executed} times"
-
-
-def _wait(met: Callable[[], bool], problem: str, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        if time.monotonic() > end:
-            raise TimeoutError(problem)
-        time.sleep(0.02)

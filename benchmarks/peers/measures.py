@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from peers.peer import Peer
 from peers.sides import DRAMATIQ, HUEY_FSYNC, PGQUEUER
 from processes import kill as kill_process
 from processes import running as started
+from processes import until, wait
 
 Figures = dict[str, float | None]
 
@@ -52,8 +52,8 @@ def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:
         peer.submit_many(min(_FILL, jobs - begin))
     with started(peer.start_workers(workers)) as pids:
         pids += peer.server_pids()
-        if not _until(lambda: marks.processes() >= workers or marks.count() >= jobs, _START):
-            raise TimeoutError(f"{marks.processes()} of {workers} workers did anything")
+        all_work = f"not all of {workers} workers did anything"
+        wait(lambda: marks.processes() >= workers or marks.count() >= jobs, all_work, _START)
         counted, cpu = jobs - marks.count(), cpu_seconds(*pids)
         _all_executed(marks, jobs)
         cpu = cpu_seconds(*pids) - cpu
@@ -99,8 +99,7 @@ def latency(peer: Peer, *, seconds: float, rate: int) -> Figures:
     marks = Marks.given()
     with started(peer.start_workers(1)):
         peer.submit(time.monotonic_ns())
-        if not _until(lambda: marks.count() > 0, _START):
-            raise TimeoutError("its worker did nothing")
+        wait(lambda: marks.count() > 0, "its worker did nothing", _START)
         time.sleep(1)
         marks.clear()
         start, jobs = time.monotonic(), int(seconds * rate)
@@ -119,13 +118,13 @@ def kill(peer: Peer, *, jobs: int, after: int, window: float) -> Figures:
         peer.submit_nap(n)
     victims = peer.start_workers(1)
     try:
-        _until(lambda: marks.count() >= after, _START)
+        until(lambda: marks.count() >= after, _START)
     finally:
         for victim in victims:
             kill_process(victim)
     begin, before = time.monotonic(), marks.count()
     with started(peer.start_workers(1)):
-        all_done = _until(lambda: len(set(marks.sent())) >= jobs, window)
+        all_done = until(lambda: len(set(marks.sent())) >= jobs, window)
         took = time.monotonic() - begin
         time.sleep(0.5)
     seen = marks.sent()
@@ -138,14 +137,4 @@ def kill(peer: Peer, *, jobs: int, after: int, window: float) -> Figures:
 
 
 def _all_executed(marks: Marks, jobs: int, seconds: float = 120) -> None:
-    if not _until(lambda: marks.count() >= jobs, seconds):
-        raise TimeoutError(f"{marks.count()} of {jobs} jobs were executed")
-
-
-def _until(met: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not met():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
+    wait(lambda: marks.count() >= jobs, f"not all of {jobs} jobs were executed", seconds)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvloop
+from measure import process_seconds, resident_bytes
 from piped.models import prompt
 from piped.plan import PLANS, Plan, Spans
 
@@ -22,8 +21,6 @@ from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Route
 from penstock.workloads.pipes.wire.kinds import Kind
 
-_TICK = os.sysconf("SC_CLK_TCK")
-
 
 class Clocks:
     """Wall and processor seconds of all nodes together."""
@@ -32,23 +29,8 @@ class Clocks:
         self._pids = pids
 
     def read(self) -> tuple[float, float]:
-        others = sum(cpu_of(pid) for pid in self._pids)
+        others = sum(map(process_seconds, self._pids))
         return time.perf_counter(), time.process_time() + others
-
-
-def cpu_of(pid: int) -> float:
-    """To the nanosecond, of all its threads."""
-    told = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        told += int((task / "schedstat").read_text().split()[0])
-    return told / 1e9
-
-
-def resident(pid: int | str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 def asked(ids: list[int], count: int) -> CompletionRequest:
@@ -141,7 +123,7 @@ async def main(config: LpConfig, pids: list[int], how: str) -> None:
     node.origin.text.ends = frozenset()  # answers are as long as was asked
     figures = await measured(node, PLANS[how], Clocks(pids))
     for number, pid in enumerate(pids):
-        figures[f"resident_{number}"] = resident(pid)
+        figures[f"resident_{number}"] = resident_bytes(pid)
     print(json.dumps(figures), flush=True)
     await node.stop()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from measure import resident_bytes
 from piped.models import LAYERS
-from piped.origin import resident
 from processes import HERE
 
 from penstock.workloads.pipes.config import LayerRange, LpConfig
@@ -59,7 +59,7 @@ def base(name: str, folder: Path) -> int:
     process = run("node.py", encoded, stdin=subprocess.PIPE)
     try:
         line(process)
-        return resident(process.pid)
+        return resident_bytes(process.pid)
     finally:
         assert process.stdin is not None
         process.stdin.close()

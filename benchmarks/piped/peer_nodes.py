@@ -10,7 +10,6 @@ import contextlib
 import json
 import re
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from piped.models import LAYERS
 from piped.ours import parts
-from processes import running, start
+from processes import free_port, running, start
 
 MODEL = "bench/model"
 HOST = "127.0.0.1"
@@ -120,13 +119,6 @@ def layer_bytes(folder: Path) -> int:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     ours = (told for name, told in header.items() if name.startswith("model.layers.0."))
     return sum(2 * prod(told["shape"]) for told in ours)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def safer(python: str) -> dict[str, str]:

@@ -313,7 +313,7 @@ async def _run(
         async with cancelling(handle.acancel) as interrupted:
             await shown.follow(handle.afollow())
         job = await handle.await_end()
-        return await _told(client, job, output, json, bool(interrupted), shown)
+        return await _told(engine, client, job, output, json, bool(interrupted), shown)
 
 
 async def _check_name(client: Client, name: str | None) -> None:
@@ -398,7 +398,13 @@ _TOLD = (
 
 
 async def _told(
-    client: Client, job: Job, output: Path | None, json: bool, interrupted: bool, shown: _Shown
+    engine: EngineRef,
+    client: Client,
+    job: Job,
+    output: Path | None,
+    json: bool,
+    interrupted: bool,
+    shown: _Shown,
 ) -> int:
     from penstock.app.artifacts import targets
     from penstock.app.containers import ran, result_pointer
@@ -416,7 +422,7 @@ async def _told(
     elif end.error_code is not None and end.error_code != "NON_ZERO_EXIT":
         warn(
             f"{end.error_code}: {end.error_message}",
-            f"job {short_id(job.job_id)}; see 'penstock show {job.job_id}'",
+            f"see '{engine.command(f'show {short_id(job.job_id)}')}'",
         )
     for reason in end.skipped:
         warn(f"not kept: {reason}")
