@@ -267,7 +267,7 @@ def page(everything: dict[str, Any]) -> str:
         goals(results).table(),
         side_by_side(results, sides),
         *unlike(results, sides),
-        growth([by[PENSTOCK] for name, by in results.items() if name.startswith("growth") and by]),
+        growth([by[PENSTOCK] for name, by in results.items() if name.startswith("growth")]),
     ]
     if found := results.get("memory"):
         parts.append(memory(found[PENSTOCK]))

@@ -181,10 +181,13 @@ class Run:
                     look(f"{experiment.name}: {self._benchmark.titles.get(side, side)}", turn)
                     with scratch(self.options.folder) as folder:
                         try:
-                            runs.setdefault(side, []).append(measure(folder))
+                            figures = measure(folder)
                         except MeasurementFailed as error:
                             self._failed(experiment.name, side, error)
-            results[experiment.name] = {side: medians(found) for side, found in runs.items()}
+                        else:
+                            runs.setdefault(side, []).append(figures)
+            if {*experiment.sides} <= {*runs, *self._benchmark.peers}:  # else ours has no figures
+                results[experiment.name] = {side: medians(found) for side, found in runs.items()}
         return results
 
     def _failed(self, name: str, side: str, error: MeasurementFailed) -> None:

@@ -120,7 +120,7 @@ SIDES = {
 
 
 def figures_of(results: dict[str, Any]) -> Figures:
-    return {name: value for by in results.values() for name, value in by.get(OURS, {}).items()}
+    return {name: value for by in results.values() for name, value in by[OURS].items()}
 
 
 def page(everything: dict[str, Any]) -> str:
