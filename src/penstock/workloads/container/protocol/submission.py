@@ -112,20 +112,14 @@ class _RawJob(Struct):
     task: _RawTask
 
 
-class _Refused(Exception):
-    def __init__(self, code: ErrorCode, message: str, field: str = "") -> None:
-        super().__init__(message)
-        self.code, self.field = code, field
-
-
 def _refuse(field: str, problem: str) -> NoReturn:
     """The value is invalid."""
-    raise _Refused(ErrorCode.INVALID_FIELD, f"{field}: {problem}", field)
+    raise Rejected(ErrorCode.INVALID_FIELD, f"{field}: {problem}", field=field)
 
 
 def _forbid(field: str, problem: str) -> NoReturn:
     """The value is valid, but this worker does not grant it."""
-    raise _Refused(ErrorCode.NOT_ALLOWED, f"{field}: {problem}", field)
+    raise Rejected(ErrorCode.NOT_ALLOWED, f"{field}: {problem}", field=field)
 
 
 def body_limit(config: WorkerConfig) -> int:
@@ -153,9 +147,10 @@ def check_job(
     """The same for a value that was decoded elsewhere."""
     try:
         return _Check(config, facts).job(value, body)
-    except _Refused as error:
-        job_id = None if error.code is ErrorCode.INVALID_BODY else _echo(value)
-        raise Rejected(error.code, str(error), field=error.field, job_id=job_id) from None
+    except Rejected as refused:
+        if refused.error.code != ErrorCode.INVALID_BODY:
+            refused.job_id = _echo(value)
+        raise
 
 
 class _Check:
@@ -206,21 +201,21 @@ class _Check:
 
     def _id(self, value: Any) -> str:
         if not isinstance(value, str) or not value:
-            raise _Refused(ErrorCode.MISSING_JOB_ID, "job_id: must be a non-empty string")
+            raise Rejected(ErrorCode.MISSING_JOB_ID, "job_id: must be a non-empty string")
         if not _JOB_ID.fullmatch(value):
             rule = f"1 to {MAX_JOB_ID} characters, no control characters"
             message = f"job_id: invalid value {_shown(value)} ({rule})"
-            raise _Refused(ErrorCode.INVALID_JOB_ID, message, "job_id")
+            raise Rejected(ErrorCode.INVALID_JOB_ID, message, field="job_id")
         return value
 
     def _mode(self, value: Any) -> Mode:
         if not isinstance(value, str) or value not in tuple(Mode):
-            raise _Refused(ErrorCode.BAD_RUNTIME_MODE, "runtime.mode: must be 'image' or 'build'")
+            raise Rejected(ErrorCode.BAD_RUNTIME_MODE, "runtime.mode: must be 'image' or 'build'")
         mode = Mode(value)
         can_build = self._config.build.enabled and (self._facts is None or self._facts.can_build)
         if mode is Mode.BUILD and not can_build:
             message = "runtime.mode=build not supported on this worker"
-            raise _Refused(ErrorCode.RUNTIME_NOT_SUPPORTED, message)
+            raise Rejected(ErrorCode.RUNTIME_NOT_SUPPORTED, message)
         return mode
 
     def _limits(self, given: LimitsBody | None) -> Limits:
@@ -346,12 +341,14 @@ class _Check:
         if job.build is None:
             if not any(could_match(pattern, job.image) for pattern in config.images.allowed):
                 message = f"image {_shown(job.image)} is not allowed on this worker"
-                raise _Refused(ErrorCode.IMAGE_NOT_ALLOWED, message, "runtime.image")
+                raise Rejected(ErrorCode.IMAGE_NOT_ALLOWED, message, field="runtime.image")
             return
         for base in job.build.bases:
             if not granted(config.build.bases, base):
                 message = f"base image {_shown(base)} is not allowed on this worker"
-                raise _Refused(ErrorCode.IMAGE_NOT_ALLOWED, message, "runtime.build.dockerfile")
+                raise Rejected(
+                    ErrorCode.IMAGE_NOT_ALLOWED, message, field="runtime.build.dockerfile"
+                )
 
 
 # -- the body, and what every worker checks alike -----------------------------------------------
@@ -360,36 +357,36 @@ class _Check:
 def _check_body(value: Any, body: bytes | None) -> tuple[Mapping[str, Any], bytes]:
     """An array is an object to the protocol's own worker: one without a protocol_version."""
     if not isinstance(value, dict | list):
-        raise _Refused(ErrorCode.INVALID_BODY, "the body must be a JSON object")
+        raise Rejected(ErrorCode.INVALID_BODY, "the body must be a JSON object")
     try:
         check_depth(value)
         body = encode(value) if body is None else body
     except (TypeError, ValueError) as error:
-        raise _Refused(ErrorCode.INVALID_BODY, str(error)) from None
+        raise Rejected(ErrorCode.INVALID_BODY, str(error)) from None
     return (value if isinstance(value, dict) else {}), body
 
 
 def _check_version(value: Any) -> None:
     if isinstance(value, bool) or value != PROTOCOL_VERSION:
         message = f"protocol_version: must be the number {PROTOCOL_VERSION}"
-        raise _Refused(ErrorCode.UNSUPPORTED_PROTOCOL_VERSION, message)
+        raise Rejected(ErrorCode.UNSUPPORTED_PROTOCOL_VERSION, message)
 
 
 def _check_runtime(value: Any) -> Mapping[str, Any]:
     """An array gets past this check, and fails for its lack of a mode, as in JavaScript."""
     if not isinstance(value, dict | list):
-        raise _Refused(ErrorCode.MISSING_RUNTIME, "runtime: must be an object")
+        raise Rejected(ErrorCode.MISSING_RUNTIME, "runtime: must be an object")
     return value if isinstance(value, dict) else {}
 
 
 def _check_image(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise _Refused(ErrorCode.MISSING_IMAGE, "runtime.image: must be a non-empty string")
+        raise Rejected(ErrorCode.MISSING_IMAGE, "runtime.image: must be a non-empty string")
     try:
         parse_reference(value)
     except ValueError as error:
         message = f"runtime.image: {_shown(value)} {error}"
-        raise _Refused(ErrorCode.INVALID_IMAGE, message, "runtime.image") from None
+        raise Rejected(ErrorCode.INVALID_IMAGE, message, field="runtime.image") from None
     return value
 
 
