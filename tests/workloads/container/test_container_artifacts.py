@@ -17,15 +17,20 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.memory.blobs import MemoryBlobs
+from penstock.core.errors import Unavailable
 from penstock.ports.blobs import Blobs
+from penstock.testing.aio import run_async
 from penstock.workloads.container.files import artifacts
 from penstock.workloads.container.files.artifacts import (
     ENDLESS,
     ArtifactCollector,
+    LogUploads,
     OutputFiles,
     weight,
 )
+from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.tree import remove_tree
+from penstock.workloads.container.job import Stream
 
 MANY = 1 << 30
 _PR_SET_DUMPABLE = 4
@@ -70,6 +75,31 @@ def collect(output: Path, limit: int, blobs: Blobs | None = None) -> ArtifactCol
     collector = ArtifactCollector(blobs or MemoryBlobs(), limit)
     asyncio.run(collector.add_folder(output))
     return collector
+
+
+@run_async
+async def test_a_log_that_could_not_be_stored_while_it_grew_is_stored_at_the_end(
+    tmp_path: Path,
+) -> None:
+    class Away(MemoryBlobs):
+        tries = 0
+
+        async def write_part(self, upload: str, start: int, data: bytes) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise Unavailable("the store is away")
+            await super().write_part(upload, start, data)
+
+    blobs, output, data = Away(), Output(tmp_path / "logs", 1000), bytes(range(250)) * 4
+    uploads, collector = LogUploads(blobs, output, 100), ArtifactCollector(blobs, MANY)
+    output.write(Stream.STDOUT, data)
+    output.end()
+    task = uploads.tasks[Stream.STDOUT]
+    await collector.add_log(Stream.STDOUT, "short", output, task)
+    assert isinstance(task.exception(), Unavailable)
+    (log,) = collector.artifacts
+    assert await blobs.get(log.pointer) == data
+    output.close()
 
 
 def paths(collected: ArtifactCollector) -> list[str]:

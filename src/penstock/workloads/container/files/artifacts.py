@@ -76,10 +76,13 @@ class ArtifactCollector:
     async def add_log(
         self, stream: Stream, text: str, output: Output, upload: asyncio.Task[BlobStat] | None
     ) -> None:
-        """What was written, where the result's text does not have all of it as it was."""
+        """What was written, where the result's text does not have all of it as it was. An `upload`
+        that failed is done again: the store may have been away."""
         if upload is not None:
-            await self.add(log_name(stream), upload, _LOG)
-            return
+            await asyncio.wait((upload,))
+            if upload.exception() is None:
+                await self.add(log_name(stream), upload.result(), _LOG)
+                return
         shown, kept = text.encode(), output.count(stream).kept
         is_short = kept == len(shown)
         reads = output.reader(stream).read
@@ -87,7 +90,7 @@ class ArtifactCollector:
             await self.add(log_name(stream), output.reader(stream), _LOG)
 
     async def add(
-        self, name: str, source: Source | asyncio.Task[BlobStat], media_type: str | None = None
+        self, name: str, source: Source | BlobStat, media_type: str | None = None
     ) -> None:
         """Store it; not in the place of another of that name."""
         try:
@@ -97,8 +100,8 @@ class ArtifactCollector:
                 raise TooLarge("artifacts", "there is nowhere to keep it")
             if len(self.artifacts) >= MAX_ARTIFACTS:
                 raise TooLarge("artifacts", f"a job may leave {MAX_ARTIFACTS:,} files")
-            if isinstance(source, asyncio.Task):
-                stored = artifact_of(name, await source)
+            if isinstance(source, BlobStat):
+                stored = artifact_of(name, source)
             else:
                 stored = await keep_artifact(self._blobs, name, source, media_type)
             self.artifacts.append(stored)
