@@ -17,7 +17,7 @@ async def tenants(stage: Stage) -> Story:
     same = theirs.replace(job.job_id, "X") == nobody_s.replace("no-such-job", "X")
     expect(same, "another tenant can tell that it is there")
     expect(await globex.ajobs() == [], "another tenant sees it in a listing")
-    return Story(job, f"tenant {(await job.arefresh()).request.tenant}'s; globex is told: no job …")
+    return Story(job, f"tenant {(await job.arefresh()).request.tenant}'s; for globex: no job …")
 
 
 async def _refusal(client: penstock.Client, job_id: str) -> str:

@@ -61,7 +61,7 @@ async def shaped(stage: Stage) -> Story:
     )
     expect(json.loads(answer.text)["colour"] in ("red", "green", "blue"), f"{answer.text!r}")
     job = await stage.ps.aget(answer.job_id)
-    return Story(job, f"held to a JSON schema: {_line(answer.text)}")
+    return Story(job, f"constrained by a JSON schema: {_line(answer.text)}")
 
 
 async def too_long(stage: Stage) -> Story:

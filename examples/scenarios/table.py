@@ -26,7 +26,7 @@ WIDTH = 100
 def draw(sections: Mapping[str, Sequence[Row]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("kind of job, topic")
-    table.add_column("its way through the states, and what there is to say of it")
+    table.add_column("states, and a note")
     table.add_column("time", justify="right", no_wrap=True)
     for title, rows in sections.items():
         table.add_row("", Text(title, "bold cyan"))

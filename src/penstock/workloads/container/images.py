@@ -84,8 +84,8 @@ class ImageResolver:
             ) from None
         except ImageNotFound as error:
             raise ImageNotFound(
-                f"image {job.image!r} is neither on this machine nor to be had from its "
-                f"registry; check its name and tag: {error}"
+                f"image {job.image!r} is not on this machine and could not be fetched "
+                f"(check its name and tag): {error}"
             ) from error
         except Unsupported:
             raise ImageNotFound(
