@@ -16,6 +16,7 @@ from spooled.prompts import SLOTS, THREADS
 from tests.support.fake_llm import FakeRunner
 
 from penstock.adapters.llama.runner import LlamaRunner
+from penstock.cli.service import run_service
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Runner
 from penstock.workloads.spool.config import ServerConfig, Sync
@@ -45,4 +46,4 @@ async def serve(workspace: Path, model: str, sync: Sync, workers: int, tells: bo
 
 if __name__ == "__main__":
     place, asked, level, many, *more = sys.argv[1:]
-    asyncio.run(serve(Path(place), asked, Sync(level), int(many), "claims" in more))
+    run_service(serve(Path(place), asked, Sync(level), int(many), "claims" in more))

@@ -42,7 +42,10 @@ class FakeRunner:
         fail_with: Mapping[str, LlmCode] | None = None,
         context: int = 4096,
     ) -> None:
-        self._models = tuple(models)
+        self._facts = {
+            name: ModelFacts(name=name, loaded=True, context=context, slots=8) for name in models
+        }
+        self._default = models[0]
         self._delay, self._context = delay, context
         self._crash_on, self._fail_with = tuple(crash_on), dict(fail_with or {})
         self._generation = 0
@@ -57,18 +60,14 @@ class FakeRunner:
         return self
 
     async def models(self) -> Sequence[ModelFacts]:
-        return [
-            ModelFacts(name=name, loaded=True, context=self._context, slots=8)
-            for name in self._models
-        ]
+        return list(self._facts.values())
 
     async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
-        facts = {one.name: one for one in await self.models()}
-        if model and model not in facts:
+        if model and model not in self._facts:
             raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"there is no model {model!r}")
         if told is not None:
             told(1.0, "loaded")
-        return facts[model or self._models[0]]
+        return self._facts[model or self._default]
 
     async def unload(self, model: str) -> None:
         pass

@@ -2,15 +2,17 @@
 
 They can't be had here, so they are rebuilt from what is known of them, with their faults: nothing
 is flushed, metadata is found by looking for text, a daemon takes everything in `processing` for
-its own when it starts, and a job is DONE before its metadata says so. Instead of a model there is
-`str.upper`.
+its own when it starts and removes its pid file before its last job has ended, and a job is DONE
+before its metadata says so. Newer versions hold a lock from their start to their end. Instead of a
+model there is `str.upper`.
 
-Run as a file it is a daemon: `original.py WORKSPACE SECONDS_PER_JOB SECONDS_BETWEEN_SCANS`.
+Run as a file it is a daemon: `original.py WORKSPACE SECONDS_PER_JOB SECONDS_BETWEEN_SCANS [lock]`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
 import shutil
@@ -25,7 +27,7 @@ from itertools import count
 from pathlib import Path
 
 FOLDERS = ("input/writing", "input/ready", "processing", "output", "failed")
-PID = ".nrvnad.pid"
+PID, LOCK = ".nrvnad.pid", ".nrvnad.lock"
 _PR_SET_NAME = 15
 _counter = count()
 
@@ -175,7 +177,8 @@ def flw_facts(workspace: Path, job_id: str) -> dict[str, object]:
 class Daemon:
     """One worker thread of it."""
 
-    def __init__(self, workspace: Path, takes: float, scan: float) -> None:
+    def __init__(self, workspace: Path, takes: float, scan: float, locks: bool) -> None:
+        self._locks = locks
         self._workspace, self._takes, self._scan = workspace, takes, scan
         self._stopped = False
 
@@ -184,6 +187,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         make_workspace(self._workspace)
+        if self._locks:
+            self._lock()
         self._recover()
         (self._workspace / PID).write_text(str(os.getpid()))
         while not self._stopped:
@@ -192,10 +197,19 @@ class Daemon:
                     break
                 self._process(job_id)
             self._sleep(self._scan)
-        (self._workspace / PID).unlink(missing_ok=True)
+
+    def _lock(self) -> None:
+        self._held = os.open(self._workspace / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"Error: workspace already has a running nrvnad: {self._workspace}")
+        os.ftruncate(self._held, 0)
+        os.write(self._held, b"%d\n" % os.getpid())
 
     def _stop(self, *_: object) -> None:
         self._stopped = True
+        (self._workspace / PID).unlink(missing_ok=True)
 
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -252,19 +266,26 @@ class Daemon:
         fields += [
             ("completed_at", f'"{now_text()}"'),
             ("duration_s", f"{seconds:.2f}"),
-            ("artifacts", _listed([] if failed else ["result.txt"])),
+            ("artifacts", _listed(["error.txt" if failed else "result.txt"])),
             ("status", '"failed"' if failed else '"done"'),
         ]
         write_meta(folder, fields)
 
 
+def command(
+    workspace: Path, takes: float = 0.0, scan: float = 0.02, *, lock: bool = False
+) -> list[str]:
+    more = ["lock"] if lock else []
+    return [sys.executable, __file__, str(workspace), str(takes), str(scan), *more]
+
+
 @contextmanager
 def nrvnad(
-    workspace: Path, *, takes: float = 0.0, scan: float = 0.02
+    workspace: Path, *, takes: float = 0.0, scan: float = 0.02, lock: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon's process, that is ready; it is killed in the end if it still runs."""
     (workspace / PID).unlink(missing_ok=True)
-    daemon = subprocess.Popen([sys.executable, __file__, workspace, str(takes), str(scan)])
+    daemon = subprocess.Popen(command(workspace, takes, scan, lock=lock))
     try:
         until = time.monotonic() + 20
         while not (workspace / PID).exists():
@@ -279,4 +300,5 @@ def nrvnad(
 
 
 if __name__ == "__main__":
-    Daemon(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])).run()
+    where, each, pause, *more = sys.argv[1:]
+    Daemon(Path(where), float(each), float(pause), "lock" in more).run()

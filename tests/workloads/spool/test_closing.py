@@ -88,7 +88,7 @@ def test_everything_is_flushed_before_the_job_is_seen(
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(files, "rename_exclusively", renamed)
     finish(workspace, JOB, Meta(), {"result.txt": b"r"})
-    assert steps == ["result.txt.tmp", "meta.json.tmp", JOB, "processing -> output", "output"]
+    assert steps == ["result.txt", "meta.json.tmp", JOB, "processing -> output", "output"]
 
 
 # -- somebody's hands ---------------------------------------------------------------

@@ -117,6 +117,9 @@ class EngineHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.code}: {self.cause} (tried again every {self.delay:g} s)"
 
 
+_WELL = {state: EngineHealth(state=state) for state in EngineState}
+
+
 class _Record:
     """What is known of the engine of one model."""
 
@@ -156,7 +159,7 @@ class RunnerHealth:
         record = self._records.get(model)
         if record is not None and record.illness is not None:
             return record.illness
-        return EngineHealth(state=self._state(model))
+        return _WELL[self._state(model)]
 
     @property
     def ill(self) -> Mapping[str, EngineHealth]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from penstock.workloads.spool.client.changes import cancel, clean, retry
 from penstock.workloads.spool.client.flow import Flow
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
+from penstock.workloads.spool.disk import peers
 from penstock.workloads.spool.disk.ids import is_job_id, order_of
 from penstock.workloads.spool.disk.meta import read_meta
 from penstock.workloads.spool.disk.peers import Peers
@@ -281,6 +283,37 @@ def test_a_daemon_at_work_is_not_robbed_of_its_job_however_long_it_takes(work: W
     assert Flow(workspace).status(job_id) is Status.QUEUED
 
 
+@pytest.mark.parametrize("lock", [False, True], ids=["by its process", "by its lock"])
+def test_a_daemon_that_stops_ends_its_last_job_itself(
+    work: Work, lock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid file is gone by then."""
+    if lock:  # as from another container, where its process is not seen
+        monkeypatch.setattr(peers, "_PROC", Path("/nowhere"))
+    workspace = work.workspace
+    job_id = work.submit("say yes")
+    with original.nrvnad(workspace.path, takes=1.5, lock=lock) as daemon:
+        eventually(lambda: Flow(workspace).status(job_id) is Status.RUNNING, "it runs")
+        daemon.send_signal(signal.SIGTERM)
+        eventually(lambda: not (workspace.path / original.PID).exists(), "its pid file is gone")
+        assert look(workspace, GRACE + 1) == []
+        daemon.wait(20)
+    assert Flow(workspace).get(job_id).text == "SAY YES"
+
+
+def test_a_newer_daemon_does_not_start_beside_ours(spool: Spool) -> None:
+    held = spool.submit(LONG, max_tokens=400, sampling=GREEDY)
+    spool.running(held)
+    refused = subprocess.run(
+        original.command(spool.path, lock=True), capture_output=True, text=True, timeout=20
+    )
+    assert refused.returncode == 1
+    assert "already has a running nrvnad" in refused.stderr
+    assert spool.where(held) == [Status.RUNNING]
+    cancel(spool.workspace, held)
+    spool.ended(held)
+
+
 @pytest.mark.seed("004", "10.3")
 def test_a_server_that_comes_later_leaves_a_living_daemons_job_and_takes_a_dead_ones(
     tmp_path: Path, model_file: Path
@@ -314,6 +347,7 @@ def test_a_daemon_that_takes_our_running_job_for_its_own_harms_nothing(spool: Sp
         eventually(lambda: bool(spool.events("let go", held)), "our server lets go of it")
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(20)
+    eventually((spool.path / original.PID).exists, "our pid file, which it took along, is back")
     found = spool.ended(held)
     assert found.status is Status.DONE
     assert spool.where(held) == [Status.DONE]

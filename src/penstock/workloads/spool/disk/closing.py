@@ -24,6 +24,8 @@ from penstock.workloads.spool.disk.files import (
     move,
     replace_file,
     store_errors,
+    write_anew,
+    write_file,
 )
 from penstock.workloads.spool.disk.ids import JobId
 from penstock.workloads.spool.disk.meta import META, Meta, encode_meta
@@ -68,7 +70,9 @@ def _end(
     target = workspace.name(SPOOL.after(Status.RUNNING, event), job_id)
     try:
         for name, data in files.items():
-            replace_file(folder, name, data, workspace.sync)
+            # The metadata is read while a job runs; of the others, at most what there is by then.
+            write = replace_file if name == META else write_anew
+            write(folder, name, data, workspace.sync)
         _clear(folder, files)  # afterwards, so that who reads along always finds the text
         fsync_dir(folder, workspace.sync)
         failpoint("spool-ended")
@@ -92,7 +96,7 @@ def _fail_impostor(workspace: Workspace, job_id: JobId, files: Mapping[str, byte
         remove_tree(draft)
     make_folder(draft)
     for name, data in files.items():
-        replace_file(draft, name, data, workspace.sync)
+        write_file(draft, name, data, workspace.sync)
     fsync_dir(draft, workspace.sync)
     with suppress(FileExistsError):  # who did this before was killed before the next line
         move(draft, workspace.of(Status.FAILED, job_id), sync=workspace.sync)

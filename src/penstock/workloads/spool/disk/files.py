@@ -46,7 +46,7 @@ class Unfit(InvalidRequest):
 
 
 def write_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
-    """A new file; FileExistsError if the name is taken."""
+    """A new file, or none if it fails; FileExistsError if the name is taken."""
     path = f"{folder}/{name}"
     with store_errors("write", path):
         handle = os.open(path, _NEW, 0o666)
@@ -57,6 +57,10 @@ def write_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
             if sync is Sync.FULL:
                 os.fsync(handle)
                 failpoint("spool-flushed")
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
         finally:
             os.close(handle)
 
@@ -65,7 +69,7 @@ def replace_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None
     """The file has its old content or all of the new, whatever was under its name."""
     draft = f"{name}{TMP}"
     try:
-        _write_anew(folder, draft, data, sync)
+        write_anew(folder, draft, data, sync)
         with store_errors("write", f"{folder}/{name}"):
             try:
                 os.replace(f"{folder}/{draft}", f"{folder}/{name}")
@@ -79,7 +83,8 @@ def replace_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None
         raise
 
 
-def _write_anew(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
+def write_anew(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
+    """A new file, in the place of whatever was under its name; who looks sees it grow."""
     try:
         write_file(folder, name, data, sync)
     except FileExistsError:
@@ -147,6 +152,7 @@ class OpenFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path, self.name = path, os.path.basename(path)
+        self._names: frozenset[str] | None = None
         try:
             self._handle = os.open(path, _FOLDER | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -164,7 +170,10 @@ class OpenFolder:
         os.close(self._handle)
 
     def has(self, name: str) -> bool:
-        return exists(name, self._handle)
+        """Whether anything lay there under this name at the first question."""
+        if self._names is None:
+            self._names = frozenset(os.listdir(self._handle))
+        return name in self._names
 
     def look(self, name: str) -> os.stat_result | None:
         """What lies there under this name, itself and not what it points to; None if nothing."""
@@ -199,15 +208,11 @@ class OpenFolder:
         return data
 
 
-def exists(name: str, folder: int | None = None) -> bool:
-    """Whether anything is there, itself and not what it points to; `folder` is an open one."""
+def exists(path: str) -> bool:
+    """Whether anything is there, itself and not what it points to."""
     if _has_quick_access():
-        return os.access(name, os.F_OK, dir_fd=folder, follow_symlinks=False)
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
+        return os.access(path, os.F_OK, follow_symlinks=False)
+    return os.path.lexists(path)
 
 
 @cache
@@ -218,7 +223,7 @@ def _has_quick_access() -> bool:
     return False
 
 
-def read_file(folder: Path | OpenFolder, name: str, most: int) -> bytes:
+def read_file(folder: Path | str | OpenFolder, name: str, most: int) -> bytes:
     """All of a file, as `OpenFolder.read` does it."""
     if isinstance(folder, OpenFolder):
         return folder.read(name, most)
@@ -226,7 +231,7 @@ def read_file(folder: Path | OpenFolder, name: str, most: int) -> bytes:
         return opened.read(name, most)
 
 
-def read_optional(folder: Path | OpenFolder, name: str, most: int) -> bytes | None:
+def read_optional(folder: Path | str | OpenFolder, name: str, most: int) -> bytes | None:
     """The same; None if it is not there."""
     if isinstance(folder, OpenFolder) and not folder.has(name):
         return None
@@ -236,7 +241,7 @@ def read_optional(folder: Path | OpenFolder, name: str, most: int) -> bytes | No
         return None
 
 
-def read_text(folder: Path | OpenFolder, name: str, most: int) -> str:
+def read_text(folder: Path | str | OpenFolder, name: str, most: int) -> str:
     data = read_file(folder, name, most)
     try:
         return data.decode()

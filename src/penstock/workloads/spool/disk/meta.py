@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
@@ -31,7 +31,7 @@ _MOST_OPTIONS = 64 << 20
 _DEEPEST = 64
 
 
-class Meta(Struct, frozen=True, kw_only=True):
+class Meta(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every field may be missing: its default stands for that, and is not written."""
 
     submitted_at: str = ""
@@ -65,9 +65,10 @@ class Meta(Struct, frozen=True, kw_only=True):
 
 _FIELDS = tuple(name for name in Meta.__struct_fields__ if name != "other")
 _KNOWN = frozenset(_FIELDS)
+_plain = msgspec.json.Decoder(Meta, strict=False).decode
+"""For what our own tools wrote: no field that is unknown, and none that is null."""
 _DECIMAL = ("duration_s", "tokens_per_second")
 _ALWAYS = ("submitted_at", "mode")
-_NOTHING = ("", (), None)
 _NO_OPTIONS = SpoolOptions()
 _text = json.encoder.encode_basestring
 _json = json.JSONEncoder(ensure_ascii=False).encode
@@ -87,12 +88,18 @@ def time_of(text: str) -> float | None:
         return None
 
 
-def read_meta(folder: Path | OpenFolder) -> Meta:
+def read_meta(folder: Path | str | OpenFolder) -> Meta:
     """Without the file, an empty one. Unfit if it is not JSON or a field is not what it is."""
     try:
         data = read_file(folder, META, _MOST)
     except FileNotFoundError:
         return Meta()
+    try:
+        meta = _plain(data)
+        if not meta.other:
+            return meta
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
     try:
         found = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -119,7 +126,7 @@ def _is_flat(value: Any, most: int) -> bool:
     return most > 0 and all(_is_flat(one, most - 1) for one in value)
 
 
-def seen_meta(folder: Path | OpenFolder) -> Meta:
+def seen_meta(folder: Path | str | OpenFolder) -> Meta:
     """As much as can be told to somebody who only looks."""
     try:
         return read_meta(folder)
@@ -134,16 +141,15 @@ def write_meta(folder: Path, meta: Meta, sync: Sync) -> None:
 def encode_meta(meta: Meta) -> bytes:
     lines: list[str] = []
     needed = _ALWAYS + _AT_THE_END if meta.status else _ALWAYS
-    for name in _FIELDS:
-        value = getattr(meta, name)
-        if value in _NOTHING and name not in needed:
+    for name, value in zip(_FIELDS, structs.astuple(meta), strict=False):
+        if (value is None or value == "" or value == ()) and name not in needed:
             continue
         lines.append(f'  "{name}": {_decimal(value) if name in _DECIMAL else _value(value)}')
     lines += [f"  {_text(name)}: {_value(value)}" for name, value in meta.other.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="replace")
 
 
-def read_kind(folder: Path | OpenFolder) -> JobKind:
+def read_kind(folder: Path | str | OpenFolder) -> JobKind:
     data = read_optional(folder, KIND, _MOST)
     if data is None:
         return JobKind.TEXT
@@ -155,7 +161,7 @@ def read_kind(folder: Path | OpenFolder) -> JobKind:
         raise Unfit(KIND, f"{word[:40]!a} is not a kind of job; there are {kinds}") from None
 
 
-def read_options(folder: Path | OpenFolder) -> SpoolOptions:
+def read_options(folder: Path | str | OpenFolder) -> SpoolOptions:
     data = read_optional(folder, OPTIONS, _MOST_OPTIONS)
     if data is None:
         return _NO_OPTIONS

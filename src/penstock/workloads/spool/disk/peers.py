@@ -22,6 +22,8 @@ from penstock.workloads.spool.disk.files import Unfit, read_file, write_file
 from penstock.workloads.spool.disk.workspace import Workspace
 
 NAME = ".nrvnad.pid"
+NRVNAD_LOCK = ".nrvnad.lock"
+"""Held by newer versions of the original from their start to their end."""
 _PROGRAM = "nrvnad"
 _MAX_PID = 32
 """Bytes of a pid file."""
@@ -47,8 +49,11 @@ def remove_pid(workspace: Path) -> None:
 
 
 def original_runs(workspace: Path) -> bool:
-    """Whether a program by the original's name lives whose pid is in the file, or which was
-    started on this workspace: it removes the file before its last jobs have ended."""
+    """Whether the original's lock is held, or a program by its name lives whose pid is in the
+    file, or which was started on this workspace: it removes the file before its last jobs have
+    ended."""
+    if _is_locked(workspace / NRVNAD_LOCK):
+        return True
     pid = _pid(workspace)
     if pid is not None and _is_original(pid):
         return True
@@ -57,6 +62,17 @@ def original_runs(workspace: Path) -> bool:
     except OSError:
         return False
     return any(_is_original(one) and _names(one, workspace) for one in others)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        lock = os.open(path, _LOOK)
+    except OSError:
+        return False
+    try:
+        return not _is_free(lock)
+    finally:
+        os.close(lock)
 
 
 def _is_original(pid: int) -> bool:
@@ -92,6 +108,8 @@ LOCK = "lock"
 CLAIMS = "claims"
 _RETURNING = "returning.lock"
 _PATIENCE = 5.0
+_NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -109,8 +127,10 @@ class Claims:
     def __init__(self, private: Path) -> None:
         self._private = private
         self._lock: int | None = None
+        self._nrvnad: int | None = None
         self.folder = private / SERVERS / f"{os.getpid()}-{secrets.token_hex(6)}"
         self._claims = self.folder / CLAIMS
+        self._held = f"{self.folder}/{LOCK}"
 
     def enter(self) -> None:
         """Also after it was taken for dead."""
@@ -122,9 +142,11 @@ class Claims:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             me = Holder(host=this_host(), name=socket.gethostname(), pid=os.getpid())
             os.write(self._lock, msgspec.json.encode(me))
+        self._keep_nrvnad_out()
 
     def touch(self) -> bool:
         """Tell other machines that it is alive; False if it was taken for dead meanwhile."""
+        self._keep_nrvnad_out()
         try:
             os.utime(self.folder / LOCK)
         except FileNotFoundError:
@@ -134,7 +156,10 @@ class Claims:
     def take(self, job_id: str) -> bool:
         """Say that the job is ours, before it is; False if it has been so already."""
         try:
-            os.close(os.open(self._of(job_id), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            try:
+                os.link(self._held, self._of(job_id))  # a quarter of the time of a new file
+            except (PermissionError, NotImplementedError):  # a file system without links
+                os.close(os.open(self._of(job_id), _NEW, 0o644))
         except FileExistsError:
             return False
         return True
@@ -153,11 +178,28 @@ class Claims:
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._close()
+        if self._nrvnad is not None:
+            os.close(self._nrvnad)
+            self._nrvnad = None
 
     def _close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _keep_nrvnad_out(self) -> None:
+        """Share the original's lock with our other servers: one that starts beside us would take
+        our running jobs for its own, and gives up if the lock is held. Fine if one has it."""
+        if self._nrvnad is not None:
+            return
+        with suppress(OSError):
+            lock = os.open(self._private.parent / NRVNAD_LOCK, _LOOK | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+            else:
+                self._nrvnad = lock
 
     def _of(self, job_id: str) -> str:
         return f"{self._claims}/{job_id}"
@@ -238,7 +280,7 @@ class Peers:
 
     def _is_alive(self, folder: Path) -> bool:
         try:
-            lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            lock = os.open(folder / LOCK, _LOOK)
         except OSError:
             return False
         try:

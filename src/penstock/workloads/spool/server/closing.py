@@ -161,7 +161,7 @@ class JobCloser:
             other = f"{running.job_id}_{number}"
             if self._workspace.holds(Status.FAILED, other) or not self._claims.take(other):
                 continue
-            os.rename(running.folder, running.folder.with_name(other))
+            os.rename(running.folder, self._workspace.name(Status.RUNNING, other))
             fail(self._workspace, other, meta, outcome.line)
             self._claims.drop(other)
             break

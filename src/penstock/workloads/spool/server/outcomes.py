@@ -6,7 +6,6 @@ import asyncio
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -135,7 +134,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEX
 class PartialWriter:
     """Of one job; `tell` takes each piece as it comes, `close` before the job ends."""
 
-    def __init__(self, folder: Path, max_tokens: int, clock: Clock, threads: Threads) -> None:
+    def __init__(self, folder: str, max_tokens: int, clock: Clock, threads: Threads) -> None:
         self._folder, self._max_tokens = folder, max_tokens
         self._clock, self._threads = clock, threads
         self._began = clock.monotonic()
@@ -178,20 +177,20 @@ class PartialWriter:
         )
 
 
-def _write(folder: Path, text: str, progress: bytes, *, first: bool) -> None:
+def _write(folder: str, text: str, progress: bytes, *, first: bool) -> None:
     """Whatever a client has put in the way is replaced: nothing is written through it."""
     said = text.encode(errors="replace")
     try:
         if first:
             replace_file(folder, PARTIAL, said, Sync.NONE)
         else:
-            _append(folder / PARTIAL, said)
+            _append(f"{folder}/{PARTIAL}", said)
         replace_file(folder, PROGRESS, progress, Sync.NONE)
     except (OSError, PenstockError):
         pass
 
 
-def _append(path: Path, data: bytes) -> None:
+def _append(path: str, data: bytes) -> None:
     file = os.open(path, _APPEND)
     try:
         if stat.S_ISREG(os.fstat(file).st_mode):

@@ -208,7 +208,7 @@ class Pool:
                 raise
             self._report(job_id, str(error))
             return None
-        return Running(Path(claimed), folder_id, self._clock.monotonic())
+        return Running(job_id, claimed, folder_id, self._clock.monotonic())
 
     def _start(self, running: Running, over: Callable[[], None]) -> None:
         self.running[running.job_id] = running

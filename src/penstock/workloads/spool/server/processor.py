@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
 
 from penstock.core.errors import PenstockError
 from penstock.models.values import resolve_name
@@ -149,20 +150,26 @@ class Processor:
 
     def _prepared(self, running: Running) -> Prepared:
         """Blocking."""
-        folder = running.folder
         try:
-            if not is_folder(folder):
-                problem = set_aside(folder, self._spare / running.job_id)
-                running.folder_id = os.lstat(folder).st_ino
-                raise problem
-            with OpenFolder(folder) as opened:
+            with OpenFolder(running.folder) as opened:
                 running.attempts = read_attempts(opened)
                 job = read_job(opened)
         except FileNotFoundError:
             raise JobGone(running.job_id) from None
+        except Unfit:
+            self._set_aside(running)
+            raise
         running.meta = job.meta
         running.model = job.options.model or self.default_model
         return Prepared(job=job, ask=request_for(job, self._parents, self._max_tokens))
+
+    def _set_aside(self, running: Running) -> None:
+        """What lies where a job's folder should gets a folder around it."""
+        folder = Path(running.folder)
+        if not is_folder(folder):
+            problem = set_aside(folder, self._spare / running.job_id)
+            running.folder_id = os.lstat(folder).st_ino
+            raise problem
 
     async def _computed(self, running: Running, prepared: Prepared) -> SpoolOutcome:
         deadline, timeout = prepared.job.options.deadline, prepared.job.options.timeout

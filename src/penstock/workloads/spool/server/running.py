@@ -98,9 +98,12 @@ class Counts(Struct, kw_only=True):
     tokens: int = 0
 
     def add(self, event: JobEvent) -> None:
-        name = event.what.name.lower()
+        name = _COUNTER[event.what]
         setattr(self, name, getattr(self, name) + 1)
         self.tokens += event.tokens
+
+
+_COUNTER = {kind: kind.name.lower() for kind in EventKind}
 
 
 FILE = "attempts.txt"
@@ -142,7 +145,7 @@ class Attempts(Struct, frozen=True):
 _NO_ATTEMPTS = Attempts()
 
 
-def read_attempts(folder: Path | OpenFolder) -> Attempts:
+def read_attempts(folder: Path | str | OpenFolder) -> Attempts:
     """What its file tells; one that can't be read is no file."""
     try:
         data = read_optional(folder, FILE, _MOST)
@@ -180,8 +183,8 @@ class Why(Enum):
 class Running:
     """From its claim to its end. What is cancelled first says why."""
 
-    def __init__(self, folder: Path, folder_id: int, since: float) -> None:
-        self.job_id, self.since = folder.name, since
+    def __init__(self, job_id: str, folder: str, folder_id: int, since: float) -> None:
+        self.job_id, self.since = job_id, since
         self.folder = folder
         """In `processing`."""
         self.folder_id = folder_id
