@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -148,6 +149,11 @@ def delete(
     freed = store.remove_partial() if unfinished else 0
     gone = [*names, *([f"unfinished downloads ({size(freed)})"] if unfinished else [])]
     print_done(json, {"removed": names, "unfinished": freed}, f"deleted {', '.join(gone)}")
+
+
+_rm = copy(delete)  # as other tools call it
+_rm.hidden = True
+model.add_command(_rm, "rm")
 
 
 def _store(engine: EngineRef, folder: Path | None) -> ModelStore:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +36,7 @@ RESULT, EMBEDDING, ANSWER, AUDIO = "result.txt", "embedding.json", "answer.json"
 ERROR, PARTIAL, PROGRESS = "error.txt", "partial.txt", "progress.json"
 _PASSING = frozenset({PARTIAL, PROGRESS, ERROR, RESULT, EMBEDDING, ANSWER, AUDIO})
 _MOST_ERROR = 16_384
+_IMPOSTOR = "not-a-folder"
 
 
 def finish(workspace: Workspace, job_id: JobId, meta: Meta, artifacts: Mapping[str, bytes]) -> None:
@@ -53,7 +54,7 @@ def finish(workspace: Workspace, job_id: JobId, meta: Meta, artifacts: Mapping[s
 def fail(workspace: Workspace, job_id: JobId, meta: Meta, error: str) -> None:
     """RUNNING becomes FAILED, with one line that says why; raises as `finish` does.
 
-    What lies in the place of the job's folder, if it is none, gives way to one.
+    What lies in the place of the job's folder, if it is none, is put into one.
     """
     end = structs.replace(meta, status="failed", artifacts=(ERROR,))
     files = {ERROR: _line(error), META: encode_meta(end)}
@@ -73,7 +74,7 @@ def _end(
             # The metadata is read while a job runs; of the others, at most what there is by then.
             write = replace_file if name == META else write_anew
             write(folder, name, data, workspace.sync)
-        _clear(folder, files)  # afterwards, so that who reads along always finds the text
+        remove_attempt(folder, files)  # afterwards, so that who reads along always finds the text
         fsync_dir(folder, workspace.sync)
         failpoint("spool-ended")
         move(folder, target, sync=workspace.sync)
@@ -87,7 +88,8 @@ def _end(
 
 
 def _fail_impostor(workspace: Workspace, job_id: JobId, files: Mapping[str, bytes]) -> None:
-    """A folder is made beside it and becomes the failed job; until then the thing stays."""
+    """A folder is made beside it and becomes the failed job, with the thing in it; until then the
+    thing stays."""
     impostor = workspace.of(Status.RUNNING, job_id)
     if not os.path.lexists(impostor):
         raise _gone(workspace, job_id)
@@ -97,6 +99,8 @@ def _fail_impostor(workspace: Workspace, job_id: JobId, files: Mapping[str, byte
     make_folder(draft)
     for name, data in files.items():
         write_file(draft, name, data, workspace.sync)
+    with suppress(OSError):  # some file systems have no links
+        os.link(impostor, draft / _IMPOSTOR, follow_symlinks=False)
     fsync_dir(draft, workspace.sync)
     with suppress(FileExistsError):  # who did this before was killed before the next line
         move(draft, workspace.of(Status.FAILED, job_id), sync=workspace.sync)
@@ -119,11 +123,11 @@ def _is_folder(path: str) -> bool:
     return True
 
 
-def _clear(folder: str, files: Mapping[str, bytes]) -> None:
+def remove_attempt(folder: Path | str, keep: Container[str] = ()) -> None:
     """Remove what a job has only while it runs, and what an earlier attempt left."""
     with store_errors("clear", folder):
         for name in os.listdir(folder):
-            if name not in files and (name in _PASSING or name.endswith(TMP)):
+            if name not in keep and (name in _PASSING or name.endswith(TMP)):
                 remove_tree(Path(folder, name))
 
 

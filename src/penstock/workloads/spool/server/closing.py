@@ -15,21 +15,10 @@ from penstock.lifecycles.spool import SPOOL, SpoolEvent, Status
 from penstock.ports.process import failpoint
 from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.closing import (
-    ANSWER,
-    AUDIO,
-    EMBEDDING,
-    ERROR,
-    PARTIAL,
-    PROGRESS,
-    RESULT,
-    fail,
-    finish,
-)
-from penstock.workloads.spool.disk.files import move, store_errors
+from penstock.workloads.spool.disk.closing import fail, finish, remove_attempt
+from penstock.workloads.spool.disk.files import move
 from penstock.workloads.spool.disk.meta import Meta, seen_meta, stamp, write_meta
 from penstock.workloads.spool.disk.peers import returning
-from penstock.workloads.spool.disk.removing import TMP, remove_tree
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server.outcomes import SAME_ID, SpoolOutcome, failed
 from penstock.workloads.spool.server.requests import JobGone, is_folder
@@ -43,7 +32,6 @@ from penstock.workloads.spool.server.running import (
     count_attempt,
 )
 
-_OF_AN_ATTEMPT = frozenset({RESULT, EMBEDDING, ANSWER, AUDIO, ERROR, PARTIAL, PROGRESS})
 _ENDED = {"completed_at": "", "duration_s": None, "artifacts": (), "status": "", "code": ""}
 
 
@@ -79,17 +67,10 @@ def give_up(workspace: Workspace, job_id: str, attempts: Attempts, code: str, no
 
 
 def _tidy(folder: Path, sync: Sync) -> None:
-    with store_errors("clear", folder):
-        for name in os.listdir(folder):
-            if name in _OF_AN_ATTEMPT or name.endswith(TMP):
-                remove_tree(folder / name)
+    remove_attempt(folder)
     meta = seen_meta(folder)
     if meta.status:
-        write_meta(folder, _not_ended(meta), sync)
-
-
-def _not_ended(meta: Meta) -> Meta:
-    return structs.replace(meta, **_ENDED)
+        write_meta(folder, structs.replace(meta, **_ENDED), sync)
 
 
 log = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from penstock.workloads.llm.values import (
     LlmFailure,
     LlmResult,
 )
+from penstock.workloads.spool.client.work import PROMPT
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk.closing import ANSWER, EMBEDDING, PARTIAL, PROGRESS, RESULT
 from penstock.workloads.spool.disk.files import Unfit, replace_file
-from penstock.workloads.spool.server.requests import PROMPT
 from penstock.workloads.spool.server.running import Threads
 
 _A_LINE = 10

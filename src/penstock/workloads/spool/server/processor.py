@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from pathlib import Path
 
 from penstock.core.errors import PenstockError
 from penstock.models.values import resolve_name
@@ -40,10 +38,8 @@ from penstock.workloads.spool.server.requests import (
     ParentFailed,
     Parents,
     Prepared,
-    is_folder,
     read_job,
     request_for,
-    set_aside,
 )
 from penstock.workloads.spool.server.running import Running, ServerParts, Why, read_attempts
 
@@ -92,7 +88,7 @@ class Processor:
     def __init__(self, parts: ServerParts, runner: Runner) -> None:
         self._runner, self._closing = runner, JobCloser(parts)
         self._threads, self._clock = parts.threads, parts.clock
-        self._max_tokens, self._spare = parts.config.max_tokens, parts.claims.folder
+        self._max_tokens = parts.config.max_tokens
         self._parents = Parents(parts.workspace)
         self.default_model = ""
 
@@ -156,20 +152,9 @@ class Processor:
                 job = read_job(opened)
         except FileNotFoundError:
             raise JobGone(running.job_id) from None
-        except Unfit:
-            self._set_aside(running)
-            raise
         running.meta = job.meta
         running.model = job.options.model or self.default_model
         return Prepared(job=job, ask=request_for(job, self._parents, self._max_tokens))
-
-    def _set_aside(self, running: Running) -> None:
-        """What lies where a job's folder should gets a folder around it."""
-        folder = Path(running.folder)
-        if not is_folder(folder):
-            problem = set_aside(folder, self._spare / running.job_id)
-            running.folder_id = os.lstat(folder).st_ino
-            raise problem
 
     async def _computed(self, running: Running, prepared: Prepared) -> SpoolOutcome:
         deadline, timeout = prepared.job.options.deadline, prepared.job.options.timeout

@@ -24,7 +24,14 @@ from penstock.workloads.llm.values import (
     Message,
     TextPart,
 )
-from penstock.workloads.spool.client.work import MAX_IMAGE, MAX_IMAGES, MAX_PROMPT, media_type
+from penstock.workloads.spool.client.work import (
+    IMAGES,
+    MAX_IMAGE,
+    MAX_IMAGES,
+    MAX_PROMPT,
+    PROMPT,
+    media_type,
+)
 from penstock.workloads.spool.config import JobKind, SpoolOptions
 from penstock.workloads.spool.disk.closing import RESULT
 from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, read_text
@@ -32,8 +39,6 @@ from penstock.workloads.spool.disk.ids import is_job_id, is_original
 from penstock.workloads.spool.disk.meta import Meta, read_kind, read_meta, read_options
 from penstock.workloads.spool.disk.workspace import Workspace
 
-PROMPT = "prompt.txt"
-IMAGES = "images"
 _MAX_IMAGES = 256 << 20
 """Bytes of all images of a job: they are all in memory at once."""
 
@@ -265,7 +270,6 @@ def _data_uri(image: bytes) -> str:
 
 
 _SEEDS = (1 << 32) - 1
-_ODD = "not-a-folder"
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -285,13 +289,3 @@ def request_for(
     # Told in the metadata, so that an answer can be had again.
     seed = secrets.randbelow(_SEEDS)
     return generation_of(job, history, max_tokens=max_tokens, seed=seed)
-
-
-def set_aside(folder: Path, spare: Path) -> Unfit:
-    """Put what lies where a job's folder should, as a link or a file, into a folder of that name:
-    nothing is ever written through it. `spare` is a path where a folder can be made."""
-    kind = "a symbolic link" if folder.is_symlink() else "not a folder"
-    spare.mkdir()
-    os.rename(folder, spare / _ODD)
-    os.rename(spare, folder)
-    return Unfit("job", f"{folder.name} is {kind}")

@@ -14,12 +14,12 @@ from contextlib import suppress
 
 from penstock.core.errors import PenstockError
 from penstock.lifecycles.spool import Status
+from penstock.workloads.spool.client.work import PROMPT
 from penstock.workloads.spool.config import SpoolOptions
 from penstock.workloads.spool.disk.files import OpenFolder
 from penstock.workloads.spool.disk.ids import is_job_id, order_of, turn_of
 from penstock.workloads.spool.disk.meta import OPTIONS, read_options, seen_meta
 from penstock.workloads.spool.server.pool import Queue, Waiting
-from penstock.workloads.spool.server.requests import PROMPT
 from penstock.workloads.spool.server.running import ServerParts, read_attempts
 
 log = logging.getLogger(__name__)
