@@ -523,8 +523,8 @@ async def test_links_pipes_and_devices_are_not_followed(tmp_path: Path) -> None:
     await place.server.start()
     whys = {job_id: (await place.failure(job_id))[1] for job_id in ("1_1", "1_2", "1_3", "1_4")}
     await place.server.stop()
-    assert "1_1 is a symbolic link" in whys["1_1"]
-    assert "1_2 is not a folder" in whys["1_2"]
+    assert "1_1: is a symbolic link, not a folder" in whys["1_1"]
+    assert "1_2: is a file, not a folder" in whys["1_2"]
     assert "symbolic link" in whys["1_3"]
     assert "pipe" in whys["1_4"]
     assert sorted(os.listdir(outside)) == ["prompt.txt", "result.txt"]
