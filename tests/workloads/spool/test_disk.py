@@ -23,7 +23,7 @@ from penstock.workloads.spool.disk.files import (
     read_file,
     read_text,
     replace_file,
-    write_file,
+    write_files,
 )
 from penstock.workloads.spool.disk.removing import remove_tree
 
@@ -42,9 +42,9 @@ IMPOSTORS: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_file_is_new_or_it_is_an_error(tmp_path: Path) -> None:
-    write_file(tmp_path, "a", b"one", Sync.FULL)
+    write_files(tmp_path, {"a": b"one"}, Sync.FULL)
     with pytest.raises(FileExistsError):
-        write_file(tmp_path, "a", b"two", Sync.FULL)
+        write_files(tmp_path, {"a": b"two"}, Sync.FULL)
     assert (tmp_path / "a").read_bytes() == b"one"
 
 
@@ -52,7 +52,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (tmp_path / "a").symlink_to(outside)
     with pytest.raises(FileExistsError):
-        write_file(tmp_path, "a", b"x", Sync.NONE)
+        write_files(tmp_path, {"a": b"x"}, Sync.NONE)
     (tmp_path / "b.tmp").symlink_to(outside)
     (tmp_path / "b").symlink_to(outside)
     replace_file(tmp_path, "b", b"x", Sync.NONE)
@@ -245,9 +245,9 @@ _CODES = {
     "elsewhere": (errno.EXDEV, StoreFailed, "one file system"),
 }
 _CALLS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "open": ("open", lambda path: write_file(path, "a", b"x", Sync.FULL)),
-    "write": ("write", lambda path: write_file(path, "a", b"x", Sync.FULL)),
-    "fsync": ("fsync", lambda path: write_file(path, "a", b"x", Sync.FULL)),
+    "open": ("open", lambda path: write_files(path, {"a": b"x"}, Sync.FULL)),
+    "write": ("write", lambda path: write_files(path, {"a": b"x"}, Sync.FULL)),
+    "fsync": ("fsync", lambda path: write_files(path, {"a": b"x"}, Sync.FULL)),
     "fsync of a folder": ("fsync", fsync_dir),
     "replace": ("replace", lambda path: replace_file(path, "a", b"x", Sync.FULL)),
     "mkdir": ("mkdir", lambda path: make_folder(path / "b")),
@@ -294,7 +294,7 @@ def test_without_flushing_nothing_is_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("flushed"))
-    write_file(tmp_path, "a", b"x", Sync.NONE)
+    write_files(tmp_path, {"a": b"x"}, Sync.NONE)
     replace_file(tmp_path, "a", b"y", Sync.NONE)
     (tmp_path / "b").mkdir()
     move(tmp_path / "b", tmp_path / "c", sync=Sync.NONE)

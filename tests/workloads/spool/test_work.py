@@ -233,9 +233,9 @@ def test_everything_is_flushed_in_the_order_that_survives_power_loss(
     monkeypatch.setattr(files, "rename_exclusively", renamed)
     job_id = work.submit("x", options=SpoolOptions(raw=True), images=[tmp_path / "a.png"])
     assert steps == [
-        "prompt.txt",
         "image_000000.png",
         "images",
+        "prompt.txt",
         "type.txt",
         "options.json",
         "meta.json",

@@ -24,7 +24,7 @@ from penstock.workloads.spool.disk.files import (
     fsync_dir,
     make_folder,
     move,
-    write_file,
+    write_files,
 )
 from penstock.workloads.spool.disk.ids import JobId, SpoolIds, check_job_id
 from penstock.workloads.spool.disk.meta import (
@@ -283,13 +283,13 @@ class Work:
 
     def _fill(self, folder: str, job: Submission, sync: Sync) -> None:
         assert isinstance(job.prompt, bytes)
-        write_file(folder, PROMPT, job.prompt, sync)
+        files = {PROMPT: job.prompt}
         if job.images:
             self._copy_images(Path(folder, IMAGES), job.images, sync)
         if job.kind is not JobKind.TEXT:
-            write_file(folder, KIND, job.kind.encode(), sync)
+            files[KIND] = job.kind.encode()
         if job.options != _NO_OPTIONS:
-            write_file(folder, OPTIONS, encode_options(job.options), sync)
+            files[OPTIONS] = encode_options(job.options)
         meta = Meta(
             submitted_at=stamp(self._clock.now()),
             mode=job.kind,
@@ -297,13 +297,14 @@ class Work:
             tags=job.tags,
             retry_of=job.retry_of or "",
         )
-        write_file(folder, META, encode_meta(meta), sync)
+        files[META] = encode_meta(meta)
+        write_files(folder, files, sync)
         fsync_dir(folder, sync)
 
     def _copy_images(self, folder: Path, images: Sequence[Path], sync: Sync) -> None:
         make_folder(folder)
         for number, image in enumerate(images):
-            write_file(folder, image_name(number, image), read_image(image), sync)
+            write_files(folder, {image_name(number, image): read_image(image)}, sync)
         fsync_dir(folder, sync)
 
     # -- making them visible ----------------------------------------------------------

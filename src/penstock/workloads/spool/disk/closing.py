@@ -24,8 +24,7 @@ from penstock.workloads.spool.disk.files import (
     move,
     replace_file,
     store_errors,
-    write_anew,
-    write_file,
+    write_files,
 )
 from penstock.workloads.spool.disk.ids import JobId
 from penstock.workloads.spool.disk.meta import META, Meta, encode_meta
@@ -48,7 +47,7 @@ def finish(workspace: Workspace, job_id: JobId, meta: Meta, artifacts: Mapping[s
     end = structs.replace(meta, status="done", artifacts=tuple(artifacts))
     if not _is_folder(workspace.name(Status.RUNNING, job_id)):
         raise _gone(workspace, job_id)
-    _end(workspace, job_id, SpoolEvent.FINISH, {**artifacts, META: encode_meta(end)})
+    _end(workspace, job_id, SpoolEvent.FINISH, encode_meta(end), artifacts)
 
 
 def fail(workspace: Workspace, job_id: JobId, meta: Meta, error: str) -> None:
@@ -57,23 +56,24 @@ def fail(workspace: Workspace, job_id: JobId, meta: Meta, error: str) -> None:
     What lies in the place of the job's folder, if it is none, is put into one.
     """
     end = structs.replace(meta, status="failed", artifacts=(ERROR,))
-    files = {ERROR: _line(error), META: encode_meta(end)}
+    said = {ERROR: _line(error)}
     if _is_folder(workspace.name(Status.RUNNING, job_id)):
-        _end(workspace, job_id, SpoolEvent.FAIL, files)
+        _end(workspace, job_id, SpoolEvent.FAIL, encode_meta(end), said)
     else:
-        _fail_impostor(workspace, job_id, files)
+        _fail_impostor(workspace, job_id, {**said, META: encode_meta(end)})
 
 
 def _end(
-    workspace: Workspace, job_id: JobId, event: SpoolEvent, files: Mapping[str, bytes]
+    workspace: Workspace,
+    job_id: JobId,
+    event: SpoolEvent,
+    meta: bytes,
+    files: Mapping[str, bytes],
 ) -> None:
     folder = workspace.name(Status.RUNNING, job_id)
     target = workspace.name(SPOOL.after(Status.RUNNING, event), job_id)
     try:
-        for name, data in files.items():
-            # The metadata is read while a job runs; of the others, at most what there is by then.
-            write = replace_file if name == META else write_anew
-            write(folder, name, data, workspace.sync)
+        replace_file(folder, META, meta, workspace.sync, beside=files)
         remove_attempt(folder, files)  # afterwards, so that who reads along always finds the text
         fsync_dir(folder, workspace.sync)
         failpoint("spool-ended")
@@ -97,8 +97,7 @@ def _fail_impostor(workspace: Workspace, job_id: JobId, files: Mapping[str, byte
     with store_errors("clear", draft):
         remove_tree(draft)
     make_folder(draft)
-    for name, data in files.items():
-        write_file(draft, name, data, workspace.sync)
+    write_files(draft, files, workspace.sync)
     with suppress(OSError):  # some file systems have no links
         os.link(impostor, draft / _IMPOSTOR, follow_symlinks=False)
     fsync_dir(draft, workspace.sync)

@@ -16,9 +16,11 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from penstock.core.errors import InvalidRequest, StoreFailed, StoreFull
@@ -45,31 +47,59 @@ class Unfit(InvalidRequest):
     code = "UNFIT"
 
 
-def write_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
-    """A new file, or none if it fails; FileExistsError if the name is taken."""
-    path = f"{folder}/{name}"
-    with store_errors("write", path):
-        handle = os.open(path, _NEW, 0o666)
-        try:
-            failpoint("spool-created")
-            _write_all(handle, data)
-            failpoint("spool-written")
-            if sync is Sync.FULL:
+def write_files(folder: Path | str, files: Mapping[str, bytes], sync: Sync) -> None:
+    """New files, or none if it fails; FileExistsError if a name is taken."""
+    opened: dict[str, int] = {}
+    try:
+        for name, data in files.items():
+            path = f"{folder}/{name}"
+            with store_errors("write", path):
+                handle = opened[path] = os.open(path, _NEW, 0o666)
+                failpoint("spool-created")
+                _write_all(handle, data)
+                failpoint("spool-written")
+                if sync is Sync.FULL:
+                    _start_writeback(handle)
+        for path, handle in opened.items() if sync is Sync.FULL else ():
+            with store_errors("write", path):
                 os.fsync(handle)
-                failpoint("spool-flushed")
-        except BaseException:
+            failpoint("spool-flushed")
+    except BaseException:
+        for path in opened:
             with suppress(OSError):
                 os.unlink(path)
-            raise
-        finally:
+        raise
+    finally:
+        for handle in opened.values():
             os.close(handle)
 
 
-def replace_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
-    """The file has its old content or all of the new, whatever was under its name."""
+def _start_writeback(handle: int) -> None:
+    """So that one commit of the file system's journal has all files that are flushed together."""
+    if sys.platform == "linux":
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def replace_file(
+    folder: Path | str,
+    name: str,
+    data: bytes,
+    sync: Sync,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """The file has its old content or all of the new, whatever was under its name. Files that are
+    written `beside` it, whatever was under their names, are flushed with it; they are seen while
+    they grow."""
     draft = f"{name}{TMP}"
+    files = {**beside, draft: data}
     try:
-        write_anew(folder, draft, data, sync)
+        try:
+            write_files(folder, files, sync)
+        except FileExistsError:
+            with store_errors("replace", f"{folder}/{name}"):
+                for one in files:
+                    remove_tree(Path(folder, one))
+            write_files(folder, files, sync)
         with store_errors("write", f"{folder}/{name}"):
             try:
                 os.replace(f"{folder}/{draft}", f"{folder}/{name}")
@@ -81,16 +111,6 @@ def replace_file(folder: Path | str, name: str, data: bytes, sync: Sync) -> None
         with suppress(OSError):
             os.unlink(f"{folder}/{draft}")
         raise
-
-
-def write_anew(folder: Path | str, name: str, data: bytes, sync: Sync) -> None:
-    """A new file, in the place of whatever was under its name; who looks sees it grow."""
-    try:
-        write_file(folder, name, data, sync)
-    except FileExistsError:
-        with store_errors("replace", f"{folder}/{name}"):
-            remove_tree(Path(folder, name))
-        write_file(folder, name, data, sync)
 
 
 def make_folder(path: Path | str) -> None:

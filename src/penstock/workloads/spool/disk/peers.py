@@ -18,7 +18,7 @@ from msgspec import Struct
 from penstock.core.errors import StoreFailed
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.files import Unfit, read_file, write_file
+from penstock.workloads.spool.disk.files import Unfit, read_file, write_files
 from penstock.workloads.spool.disk.workspace import Workspace
 
 NAME = ".nrvnad.pid"
@@ -38,7 +38,7 @@ def write_pid(workspace: Path, *, missing: bool = False) -> None:
     draft = f"{NAME}.{os.getpid()}.tmp"
     with suppress(OSError):
         os.unlink(workspace / draft)  # of a dead server with the same pid
-    write_file(workspace, draft, str(os.getpid()).encode(), Sync.NONE)
+    write_files(workspace, {draft: str(os.getpid()).encode()}, Sync.NONE)
     os.replace(workspace / draft, workspace / NAME)
 
 
