@@ -13,6 +13,7 @@ from penstock.workloads.container.engine import (
     CommandNotFound,
     CommandNotRunnable,
     ContainerSpec,
+    EngineUnavailable,
     Image,
     Mount,
     Unsupported,
@@ -24,7 +25,6 @@ from penstock.workloads.container.engines.oci.bundle import (
     MOUNT_POINTS,
     SandboxOptions,
     bundle,
-    compiled,
     process_of,
 )
 from penstock.workloads.container.engines.oci.machine import Runtime
@@ -89,12 +89,6 @@ def test_the_limits_are_the_plans_and_swap_adds_nothing() -> None:
     assert resources["cpu"] == {"quota": 150_000, "period": 100_000}
     assert resources["pids"] == {"limit": 32}
     assert made()["linux"]["cgroupsPath"] == "/penstock-a1"
-
-
-def test_who_is_in_a_cgroup_with_limits_already_asks_for_none() -> None:
-    linux = made(SandboxOptions(seccomp=OPTIONS.seccomp, limits=False))["linux"]
-    assert "resources" not in linux
-    assert "cgroupsPath" not in linux
 
 
 def test_resource_limits_are_core_files_and_file_size() -> None:
@@ -236,39 +230,21 @@ def test_only_known_kinds_of_sockets() -> None:
 
 
 def test_a_profile_can_be_compiled() -> None:
-    filters = compiled(seccomp.profile())
+    filters = seccomp.compiled(seccomp.profile())
     assert filters == "" or len(filters) > 1000
 
 
 # -- cgroups --------------------------------------------------------------------
 
 
-def test_limits_are_written_the_way_of_version_2(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu memory pids io")
-    (tmp_path / "cgroup.subtree_control").touch()
+def test_what_the_machine_must_offer_is_looked_for(tmp_path: Path) -> None:
     cgroups = Cgroups(f"cgroup2 {tmp_path} cgroup2 rw 0 0")
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids io")
     cgroups.check()
-    assert cgroups.is_v2
-    assert not cgroups.is_hybrid
-    place = tmp_path / "penstock-a1"
-    files = ("memory.max", "memory.swap.max", "cpu.max", "pids.max")
-
-    class Kernel(Cgroups):
-        """A folder of this file system has its files at once."""
-
-        def _set(self, name: str, file: str, *values: int | str) -> None:
-            for each in files:
-                (place / each).touch()
-            super()._set(name, file, *values)
-
-    [made_] = Kernel(f"cgroup2 {tmp_path} cgroup2 rw 0 0").make(planned())
-    assert made_ == str(place)
-    assert [(place / file).read_text() for file in files] == [
-        str(64 << 20),
-        "0",
-        "150000 100000",
-        "32",
-    ]
+    assert (cgroups.is_v2, cgroups.is_hybrid) == (True, False)
+    (tmp_path / "cgroup.controllers").write_text("cpu io")
+    with pytest.raises(EngineUnavailable, match="memory, pids"):
+        cgroups.check()
 
 
 def test_what_was_used_is_read_the_way_of_version_2(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import needs_runtime
 
 from penstock.testing.aio import run_async
-from penstock.testing.container_engine import Lab, collected, first_output
+from penstock.testing.container_engine import Lab, collected, first_output, processes_with
 from penstock.testing.images import IMAGE
 from penstock.workloads.container.engine import (
     OWNER_LABEL,
@@ -32,8 +32,8 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.engines.oci import machine as machine_module
 from penstock.workloads.container.engines.oci.engine import OciEngine
-from penstock.workloads.container.engines.oci.folder import children_of
 from penstock.workloads.container.engines.oci.images import ImageStore
+from penstock.workloads.container.engines.programs import process_end
 
 RUNTIMES = ("runc", "crun")
 
@@ -68,8 +68,7 @@ async def laboratory(root: Path, runtime: str = "") -> AsyncIterator[Lab]:
 def traces(root: Path, name: str) -> list[str]:
     """Everything on this machine that still bears a container's name."""
     left = [str(path) for path in (root / "live" / "run" / name,) if path.exists()]
-    left += [str(path) for path in root.glob(f"state/*/{name}*")]
-    left += [str(path) for path in root.glob(f"gone/{name}*")]
+    left += [str(path) for path in (root / "live").glob(f"state/*/{name}*")]
     for folder, _, _ in os.walk("/sys/fs/cgroup"):
         if name in folder:
             left.append(folder)
@@ -154,40 +153,59 @@ async def test_what_ended_while_nobody_was_there_tells_its_last_words(
         assert usage.cpu_seconds
 
 
-@run_async
-async def test_a_container_goes_on_when_its_launcher_is_killed(root: Path, runtime: str) -> None:
-    async with laboratory(root, runtime) as lab:
-        plan = lab.shell("echo on; sleep 60")
-        attached = await lab.begin(plan)
-        await first_output(attached)
-        launcher = int((root / "live" / "run" / plan.name / "launcher").read_text())
-        waiting = asyncio.create_task(lab.engine.wait(plan.name))
-        os.kill(launcher, signal.SIGKILL)
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        [found] = await lab.engine.find({OWNER_LABEL: lab.owner})
-        assert found.state is ContainerState.RUNNING
-        await lab.engine.kill(plan.name)
-        async with asyncio.timeout(10):
-            ended = await waiting
-        assert ended.code is None
-        assert "exit code" in ended.error
+def shim_of(root: Path) -> int:
+    """The process that holds the containers of an engine."""
+    folder = os.path.realpath(root / "live")
+    [pid] = [
+        pid for pid in processes_with("/shim.py") if os.path.realpath(f"/proc/{pid}/cwd") == folder
+    ]
+    return pid
 
 
 @pytest.mark.seed("003", "1.7")
 @run_async
-async def test_a_killed_runtime_is_told_and_nothing_runs_on(root: Path, runtime: str) -> None:
+async def test_a_killed_shim_is_told_and_nothing_runs_on(root: Path, runtime: str) -> None:
     async with laboratory(root, runtime) as lab:
-        plan = lab.shell("echo on; sleep 60")
+        plan, created = lab.shell("echo on; sleep 60"), lab.plan("echo", "later")
         attached = await lab.begin(plan)
         await first_output(attached)
-        launcher = int((root / "live" / "run" / plan.name / "launcher").read_text())
-        [child] = children_of(launcher)
-        os.kill(child, signal.SIGKILL)
+        await lab.engine.create(created)
+        waiting = asyncio.create_task(lab.engine.wait(plan.name))
+        await asyncio.sleep(0)
+        os.kill(shim_of(root), signal.SIGKILL)
         async with asyncio.timeout(10):
-            ended = await lab.engine.wait(plan.name)
-        assert ended.code is None
-        assert "runtime" in ended.error
+            ended = await waiting
+            assert ended.code is None
+            assert "exit code is unknown" in ended.error
+            await lab.engine.remove(plan.name)
+            assert traces(root, plan.name) == []
+            # The next one has a shim of its own.
+            await lab.engine.start(created.name)
+            assert (await lab.engine.wait(created.name)).code == 0
+
+
+@run_async
+async def test_what_ran_when_worker_and_shim_were_killed_is_ended_by_the_next_worker(
+    root: Path, runtime: str
+) -> None:
+    async with laboratory(root, runtime) as lab:
+        name = killed_worker(root, runtime, lab, "echo on; sleep 60")
+        os.kill(shim_of(root), signal.SIGKILL)
+        async with asyncio.timeout(10):
+            [found] = await lab.engine.find({OWNER_LABEL: lab.owner})
+            assert found.state is ContainerState.EXITED
+            assert (await lab.engine.wait(name)).code is None
+
+
+@run_async
+async def test_the_shim_ends_with_the_last_worker_and_container(root: Path, runtime: str) -> None:
+    async with laboratory(root, runtime) as lab:
+        await lab.run(lab.plan("true"))
+        shim = os.pidfd_open(shim_of(root))
+    try:
+        assert await process_end(shim, 10)
+    finally:
+        os.close(shim)
 
 
 @run_async
@@ -195,8 +213,7 @@ async def test_after_a_reboot_a_container_has_ended_and_nobody_knows_how(root: P
     async with laboratory(root) as lab:
         plan = lab.plan("true")
         await lab.engine.create(plan)
-        # The PID belongs to somebody else now.
-        (root / "live" / "run" / plan.name / "launcher").write_text(f"{os.getpid()}\n")
+        (root / "live" / "run" / plan.name / "started").touch()
         [found] = await lab.engine.find({OWNER_LABEL: lab.owner})
         assert found.state is ContainerState.EXITED
         async with asyncio.timeout(10):

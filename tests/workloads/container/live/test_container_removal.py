@@ -18,7 +18,7 @@ from tests.workloads.container.live.test_container_oci import laboratory, root, 
 from penstock.testing.aio import run_async
 from penstock.testing.container_engine import Lab, first_output
 from penstock.workloads.container.engine import OWNER_LABEL, EngineError
-from penstock.workloads.container.engines.oci import containers as containers_module
+from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.engine import OciEngine
 
 __all__ = ["root"]
@@ -100,25 +100,18 @@ async def test_a_folder_that_can_not_be_deleted_is_told_and_goes_later(
 
 
 @run_async
-async def test_a_removal_that_is_given_up_still_knows_its_launcher(
+async def test_a_removal_that_is_given_up_can_be_made_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with laboratory(root) as lab:
         plan = lab.shell("echo on; sleep 60")
         await first_output(await lab.begin(plan))
-        ending = asyncio.Event()
-
-        async def never(_: int, *, alone: bool) -> None:
-            ending.set()
-            await asyncio.Event().wait()
-
         with monkeypatch.context() as stuck:
-            stuck.setattr(containers_module, "end_group", never)
+            stuck.setattr(Cgroups, "remove", lambda *_: False)
             removal = asyncio.create_task(lab.engine.remove(plan.name))
-            await ending.wait()
+            await lab.engine.wait(plan.name)
             removal.cancel()
             await asyncio.wait([removal])
-        (root / "live" / "run" / plan.name / "launcher").unlink()
         await lab.engine.remove(plan.name)
         assert traces(root, plan.name) == []
 

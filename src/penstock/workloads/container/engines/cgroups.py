@@ -1,8 +1,7 @@
 """The control groups of a container: what it used, whether it was killed for memory, and their
 removal. Both versions of the interface; on a machine that has both, version 1 counts.
 
-runc makes and keeps them itself (`runc run --keep`). crun and runsc remove theirs at the end,
-and with them the counters; for these they are made here, and the launcher steps into them.
+The runtimes make them, and leave them when the container ends.
 """
 
 from __future__ import annotations
@@ -10,19 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-from penstock.workloads.container.engine import ContainerSpec, EngineUnavailable
-from penstock.workloads.container.engines.oci.bundle import cpu_quota
+from penstock.workloads.container.engine import EngineUnavailable
 from penstock.workloads.container.job import Usage
 
-_NEEDED = ("memory", "cpu", "cpuacct", "pids", "devices")
-"""Controllers of version 1 that a container is put into."""
-_DEVICES = ("c *:* m", *(f"c 1:{minor} rwm" for minor in (3, 5, 7, 8, 9)), "c 5:0 rwm")
-"""null, zero, full, random, urandom and tty. Any may be made: the runtime does that, and a
-container can't, without the capability."""
 _ENOUGH = 1 << 16
 
 
@@ -75,38 +67,6 @@ class Cgroups:
             return set(_read(f"{self.unified}/cgroup.controllers").split())
         return set(self.controllers)
 
-    def make(self, spec: ContainerSpec) -> list[str]:
-        """Groups with the spec's limits; whoever writes 0 into their `cgroup.procs` is in."""
-        if self.is_v2:
-            return [self._make_v2(spec)]
-        found = (self.controllers[each] for each in _NEEDED if each in self.controllers)
-        # Two controllers may be mounted together.
-        made = [f"{place}/{spec.name}" for place in dict.fromkeys(found)]
-        for place in made:
-            os.mkdir(place)
-        memory, quota, period = spec.memory, *cpu_quota(spec.cpus)
-        self._set(spec.name, "memory.limit_in_bytes", memory)
-        if self.counts_swap:
-            self._set(spec.name, "memory.memsw.limit_in_bytes", memory)
-        self._set(spec.name, "cpu.cfs_period_us", period)
-        self._set(spec.name, "cpu.cfs_quota_us", quota)
-        self._set(spec.name, "pids.max", spec.pids)
-        if "devices" in self.controllers:
-            self._set(spec.name, "devices.deny", "a")
-            self._set(spec.name, "devices.allow", *_DEVICES)
-        return made
-
-    def _make_v2(self, spec: ContainerSpec) -> str:
-        _write(f"{self.unified}/cgroup.subtree_control", ["+memory +cpu +pids"])
-        place = f"{self.unified}/{spec.name}"
-        os.mkdir(place)
-        self._set(spec.name, "memory.max", spec.memory)
-        if os.path.exists(f"{place}/memory.swap.max"):
-            self._set(spec.name, "memory.swap.max", 0)
-        self._set(spec.name, "cpu.max", "{} {}".format(*cpu_quota(spec.cpus)))
-        self._set(spec.name, "pids.max", spec.pids)
-        return place
-
     def usage(self, name: str) -> Usage:
         if self.is_v2:
             peak = _number(self._get(name, "memory.peak"))
@@ -132,7 +92,7 @@ class Cgroups:
         """SIGKILL to everything that is in it now."""
         if self.is_v2:
             with contextlib.suppress(OSError):
-                self._set(name, "cgroup.kill", 1)
+                Path(self._file(name, "cgroup.kill")).write_text("1")
                 return
         for pid in self.processes(name):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -157,9 +117,6 @@ class Cgroups:
     def _get(self, name: str, file: str) -> str:
         return _read(self._file(name, file))
 
-    def _set(self, name: str, file: str, *values: int | str) -> None:
-        _write(self._file(name, file), values)
-
 
 def _remove(place: str) -> bool:
     try:
@@ -178,16 +135,6 @@ def _remove(place: str) -> bool:
 def _with_inner(place: str) -> list[str]:
     """A group and those inside of it, the innermost first."""
     return [folder for folder, _, _ in os.walk(place, topdown=False)]
-
-
-def _write(file: str, values: Iterable[int | str]) -> None:
-    """Each in a call of its own, as the kernel wants it."""
-    fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        for value in values:
-            os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
 
 
 def _read(file: str) -> str:

@@ -1,7 +1,7 @@
 """The containers below a folder: made, started, watched, ended and removed.
 
-An object of this kind knows what it started and attached to; what the disk tells is enough for
-everything else, so another worker's containers are as good as its own.
+What the disk and the shim tell is enough for everything, so another worker's containers are as good
+as its own.
 """
 
 from __future__ import annotations
@@ -23,99 +23,90 @@ from penstock.workloads.container.engine import (
     CommandNotRunnable,
     ContainerNotFound,
     ContainerSpec,
+    ContainerState,
     ContainerSummary,
     EngineError,
     ExitStatus,
 )
 from penstock.workloads.container.engines.oci.bundle import Process, bundle
+from penstock.workloads.container.engines.oci.client import ShimClient, ShimState
 from penstock.workloads.container.engines.oci.folder import (
-    LAYER,
-    STREAMS,
     ContainerManifest,
-    ContainerWatcher,
-    FolderWatcher,
     RunFolder,
-    children_of,
-    end_group,
-    exit_of,
-    first_process,
-    kill_first_process,
     live_folder,
-    state_of,
 )
 from penstock.workloads.container.engines.oci.machine import SANDBOX, OciMachine, Runtime, output_of
 from penstock.workloads.container.engines.oci.rootfs import resolve
-from penstock.workloads.container.engines.oci.streams import AttachedStreams, Streams, layered
+from penstock.workloads.container.engines.oci.streams import AttachedStreams, ContainerPipes
 from penstock.workloads.container.files.tree import remove_tree
 
-_STUCK = 1.0
-"""Seconds after a kill within which a runtime should have ended by itself."""
 _REMOVAL = 5.0
 """Seconds after which something that can't be removed is told."""
-
+_LOST = "The shim was ended from outside while the container ran, so its exit code is unknown."
 
 log = logging.getLogger(__name__)
 
 
 class Container:
-    """What this worker has open of a container."""
+    """What this worker knows of a container."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.watcher: ContainerWatcher | None = None
+        self.state: ShimState | None = None
+        self.begun, self.over = asyncio.Event(), asyncio.Event()
+        """It runs, or never will; it has ended, or was removed."""
         self.attached: list[AttachedStreams] = []
-        self.ends: Streams | None = None
-        """The container's ends of its streams, until the launcher has them: as long as somebody
-        may write, a reader does not take silence for the end."""
-        self.spawned: asyncio.Future[int] | None = None
-        """The PID of its launcher, if this worker started it."""
+        self.pipes: ContainerPipes | None = None
+        """Until it is started."""
         self.removal = asyncio.Lock()
         """Whoever comes second finds nothing to do."""
 
-    def open_ends(self, *, stdin: bool) -> int | None:
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        writers = (self.folder.open_stream(stream, os.O_RDWR) for stream in STREAMS)
-        self.ends = Streams(read, *writers)
-        if stdin:
-            return write
-        os.close(write)
-        return None
+    def enter(self, state: ShimState | None) -> None:
+        """As the shim says; None if it is lost."""
+        self.state = state
+        if state is None or state.code is not None:
+            self.end()
+        elif state.pid is not None:
+            self.begun.set()
 
-    def close_ends(self) -> None:
-        ends, self.ends = self.ends, None
-        if ends is not None:
-            for fd in (ends.stdin, ends.stdout, ends.stderr):
-                os.close(fd)
+    def end(self) -> None:
+        self.begun.set()
+        self.over.set()
 
-    def close_streams(self) -> None:
-        for attached in self.attached:
-            attached.close()
-        self.attached.clear()
+    def open_pipes(self) -> ContainerPipes:
+        if self.pipes is None:
+            self.pipes = ContainerPipes()
+        return self.pipes
 
     def close(self) -> None:
         """The container goes on."""
-        self.close_streams()
-        self.close_ends()
-        if self.watcher is not None:
-            self.watcher.close()
+        for attached in self.attached:
+            attached.close()
+        self.attached.clear()
+        if self.pipes is not None:
+            self.pipes.close()
+            self.pipes = None
 
 
 class Containers:
     """Of one machine, below `root`."""
 
     def __init__(self, root: Path, machine: OciMachine) -> None:
-        live = live_folder(root)
-        self._run = live / "run"
-        self._state = live / "state"
+        self._live = live_folder(root)
+        self._run = self._live / "run"
+        self._state = self._live / "state"
         self._layers = root / "layers"
         """On disk, unlike the rest: a container may write as much there as it likes."""
         self._machine = machine
         self._cgroups = machine.cgroups
-        self._watch = FolderWatcher()
+        self._shim = ShimClient(self._changed, self._lost)
         self._known: dict[str, Container] = {}
         for folder in (self._run, self._state, self._layers):
             folder.mkdir(exist_ok=True, mode=0o700)
+
+    async def open(self) -> None:
+        """Connect to the shim, which is started if there is none."""
+        await self._shim.connect(self._live, self._machine.hidden)
 
     # -- beginning --------------------------------------------------------------
 
@@ -127,89 +118,81 @@ class Containers:
         place = layer / "rootfs" if layer else rootfs
         config = bundle(spec, process, place, self._machine.options(runtime))
         try:
-            folder.make()
+            os.mkdir(folder.path, 0o700)
         except FileExistsError:
             raise EngineError(f"There is a container {spec.name!r} already.") from None
         try:
-            groups = () if runtime.keeps_cgroups else self._cgroups.make(spec)
             if layer:
                 _make_layer(layer, rootfs)
             manifest = ContainerManifest(
                 layer=str(layer or ""),
                 image=spec.image,
                 runtime=runtime.name,
-                groups=tuple(groups),
                 labels=spec.labels,
                 created=time.time(),
             )
-            folder.fill(spec.user, manifest, msgspec.json.encode(config))
+            folder.fill(manifest, msgspec.json.encode(config))
             self._known[spec.name] = Container(folder)
         except BaseException as error:
-            self._cgroups.remove(spec.name)
             with contextlib.suppress(OSError):  # the sweep tries again
                 self._discard(folder)
             if isinstance(error, OSError):
                 raise EngineError(f"The container can't be made: {error}.") from error
             raise
 
-    def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
+    async def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
         one, _ = self._there(name)
-        fresh = one.folder.launcher is None and one.ends is None and one.spawned is None
-        writer = one.open_ends(stdin=stdin) if fresh else None
-        attached = AttachedStreams(one.folder, writer)
+        if one.state is None and not one.folder.is_started:
+            pipes = one.open_pipes()
+            attached = AttachedStreams(pipes.readers(), pipes.take_stdin() if stdin else None)
+        else:
+            attached = AttachedStreams(await self._shim.streams(name))
         one.attached.append(attached)
         return attached
 
     async def start(self, name: str) -> None:
         """Until it runs. Raises CommandNotFound, CommandNotRunnable, EngineError."""
         one, manifest = self._there(name)
-        if one.folder.launcher is not None or one.spawned is not None:
+        if one.state is not None or one.folder.is_started:
             raise EngineError(f"The container {name!r} was started before.")
-        watcher = self._watcher(one)
+        await self.open()
+        runtime = self._machine.choose(manifest.runtime)
+        command = runtime.run(f"{self._state}/{runtime.name}", one.folder.path, name)
+        pipes, one.pipes = one.open_pipes(), None
         try:
-            # Whoever cancels this does not cancel the spawn: its files are in use.
-            await asyncio.shield(self._spawn(one, watcher, manifest))
-        except OSError as error:
-            raise EngineError(f"The runtime can't be started: {error}.") from error
-        await watcher.begun.wait()
-        if one.folder.pid is None and one.folder.status is not None:
-            raise _not_started(one.folder)
-
-    def _spawn(
-        self, one: Container, watcher: ContainerWatcher, manifest: ContainerManifest
-    ) -> asyncio.Future[int]:
-        if one.ends is None:
-            one.open_ends(stdin=False)
-        assert one.ends is not None
-        runtime, path = self._machine.choose(manifest.runtime), one.folder.path
-        state = f"{self._state}/{runtime.name}"
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(state, 0o700)
-        one.spawned = self._machine.launch(runtime).spawn(
-            path,
-            manifest.groups,
-            layered(manifest.layer, runtime.run(state, path, path.name)),
-            one.ends,
-        )
-        one.spawned.add_done_callback(lambda _: one.close_ends())
-        one.spawned.add_done_callback(watcher.follow)
-        return one.spawned
+            self._shim.start(name, command, manifest.layer, pipes.ends)
+            one.state = ShimState(name, None, None)
+        finally:
+            pipes.close()
+        await one.begun.wait()
+        if one.state is not None and one.state.pid is None:
+            raise _not_started(one)
 
     # -- watching ---------------------------------------------------------------
 
     async def wait(self, name: str) -> ExitStatus:
         one, _ = self._there(name)
-        await self._watcher(one).over.wait()
+        await one.over.wait()
         if self._known.get(name) is not one:
             raise ContainerNotFound(f"The container {name!r} was removed.")
-        return exit_of(one.folder, self._cgroups)
+        oom = self._cgroups.oom_kills(name) > 0
+        if one.state is None:
+            return ExitStatus(None, oom, _LOST)
+        if one.state.pid is None:
+            return ExitStatus(None, oom, _complaint(one))
+        return ExitStatus(one.state.code, oom)
 
     def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
         found = []
         for folder in self.folders():
             manifest = folder.manifest()
             if manifest is not None and has_labels(manifest.labels, labels):
-                state = state_of(folder, self._cgroups)
+                one = self._known_as(folder.name)
+                state = ContainerState.CREATED
+                if one.over.is_set():
+                    state = ContainerState.EXITED
+                elif one.state is not None:
+                    state = ContainerState.RUNNING
                 found.append(
                     ContainerSummary(folder.name, state, manifest.labels, manifest.created)
                 )
@@ -231,35 +214,32 @@ class Containers:
     # -- ending -----------------------------------------------------------------
 
     async def signal(self, name: str, number: int) -> None:
-        folder = self._known_as(name).folder
-        manifest, fd = folder.manifest(), first_process(folder, self._cgroups)
-        if fd is None:
-            return
-        try:
-            if manifest is not None and manifest.runtime == SANDBOX:
-                program, state = self._machine.choose(SANDBOX).path, f"{self._state}/{SANDBOX}"
-                await output_of(program, "--root", state, "kill", name, str(number))
-                return
-            kept = self._machine.init is None and _is_kept_from(folder.pid, number)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL if kept else number)
-        finally:
-            os.close(fd)
+        one = self._known_as(name)
+        manifest = one.folder.manifest()
+        if manifest is not None and manifest.runtime == SANDBOX and _runs(one):
+            program, state = self._machine.choose(SANDBOX).path, f"{self._state}/{SANDBOX}"
+            await output_of(program, "--root", state, "kill", name, str(number))
+        elif one.state is not None:
+            kept = self._machine.init is None and _is_kept_from(one.state.pid, number)
+            self._send_signal(one, signal.SIGKILL if kept else number)
 
     async def kill(self, name: str) -> None:
         one = self._known_as(name)
-        folder = one.folder
-        started = one.spawned is not None or folder.launcher is not None
-        if not started or folder.status is not None:
+        if one.state is not None:
+            await one.begun.wait()
+            # All others in its PID namespace die with the first process.
+            self._send_signal(one, signal.SIGKILL)
+
+    def _send_signal(self, one: Container, number: int) -> None:
+        if one.state is None or one.state.pid is None or one.state.code is not None:
             return
-        watcher = self._watcher(one)
-        await watcher.begun.wait()
-        kill_first_process(folder, self._cgroups)
-        try:
-            async with asyncio.timeout(_STUCK):
-                await watcher.over.wait()
-        except TimeoutError:
-            _end_runtime(folder)
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(one.state.pid)
+            try:
+                if self._cgroups.is_in(one.folder.name, one.state.pid):
+                    signal.pidfd_send_signal(fd, number)
+            finally:
+                os.close(fd)
 
     async def remove(self, name: str) -> None:
         """Whatever fails or dies in it, the next removal goes on where it was."""
@@ -272,16 +252,19 @@ class Containers:
                 raise EngineError(f"The container {name!r} can't be removed: {error}.") from error
             if self._known.get(name) is one:
                 del self._known[name]
+            one.end()
 
     async def _remove(self, one: Container) -> None:
-        one.close_streams()
-        await self._end_launcher(one)
-        one.close_ends()
-        await self._empty(one.folder)
-        if one.watcher is not None:
-            one.watcher.end()
-            one.watcher.close()
-            one.watcher = None
+        one.close()
+        if one.state is not None:
+            try:
+                async with asyncio.timeout(_REMOVAL):
+                    await one.begun.wait()
+            except TimeoutError:
+                self._shim.abort(one.folder.name)
+        await self._empty(one)
+        if one.state is not None:
+            self._shim.forget(one.folder.name)
         manifest = one.folder.manifest()
         for runtime in (manifest.runtime,) if manifest else os.listdir(self._state):
             _delete_state(self._state / runtime, one.folder.name)
@@ -297,29 +280,14 @@ class Containers:
             os.rename(folder.path, away)
             remove_tree(away)
 
-    async def _end_launcher(self, one: Container) -> None:
-        """With it the runtime, which is of its process group."""
-        alone = one.folder.status is not None
-        if one.spawned is not None:
-            await asyncio.wait([one.spawned])
-            if one.spawned.exception() is None:
-                await end_group(one.spawned.result(), alone=alone)
-            # Not before: a removal that is given up here still knows it the next time.
-            one.spawned = None
-        elif (fd := one.folder.launcher_fd()) is not None:
-            try:
-                await end_group(one.folder.launcher or 0, alone=alone)
-            finally:
-                os.close(fd)
-
-    async def _empty(self, folder: RunFolder) -> None:
+    async def _empty(self, one: Container) -> None:
         """Until nothing is in its cgroups, and they are gone."""
-        until = time.monotonic() + _REMOVAL
-        kill_first_process(folder, self._cgroups)
-        while not self._cgroups.remove(folder.name):
-            self._cgroups.kill(folder.name)
+        name, until = one.folder.name, time.monotonic() + _REMOVAL
+        self._send_signal(one, signal.SIGKILL)
+        while not self._cgroups.remove(name):
+            self._cgroups.kill(name)
             if time.monotonic() > until:
-                raise EngineError(f"Something in {folder.name} can't be ended.")
+                raise EngineError(f"Something in {name} can't be ended.")
             await asyncio.sleep(0.002)
 
     def close(self) -> None:
@@ -327,15 +295,38 @@ class Containers:
         for one in self._known.values():
             one.close()
         self._known.clear()
-        self._watch.close()
-        self._machine.close()
+        self._shim.close()
+
+    # -- the shim ---------------------------------------------------------------
+
+    def _changed(self, state: ShimState) -> None:
+        self._entry(state.name).enter(state)
+
+    def _lost(self) -> None:
+        """The shim has died. Nobody will know how its containers end, so they end now."""
+        for name, one in self._known.items():
+            if not one.over.is_set() and one.folder.is_started:
+                self._give_up(name, one)
+
+    def _give_up(self, name: str, one: Container) -> None:
+        self._cgroups.kill(name)
+        one.enter(None)
 
     # -- within -----------------------------------------------------------------
+
+    def _entry(self, name: str) -> Container:
+        if name not in self._known:
+            self._known[name] = Container(RunFolder(self._run / name))
+        return self._known[name]
 
     def _known_as(self, name: str) -> Container:
         one = self._known.get(name) or Container(RunFolder(self._run / name))
         if one.folder.manifest() is not None:
             self._known[name] = one
+        if one.state is None and not one.over.is_set() and one.folder.is_started:
+            self._shim.receive()
+            if one.state is None:
+                self._give_up(name, one)
         return one
 
     def _there(self, name: str) -> tuple[Container, ContainerManifest]:
@@ -345,11 +336,6 @@ class Containers:
             raise ContainerNotFound(f"There is no container {name!r}.")
         return one, manifest
 
-    def _watcher(self, one: Container) -> ContainerWatcher:
-        if one.watcher is None:
-            one.watcher = ContainerWatcher(one.folder, self._cgroups, self._watch)
-        return one.watcher
-
 
 def needs_layer(spec: ContainerSpec, rootfs: Path) -> bool:
     """An image's root file system is shared, and never written to."""
@@ -358,10 +344,9 @@ def needs_layer(spec: ContainerSpec, rootfs: Path) -> bool:
 
 
 def _make_layer(layer: Path, rootfs: Path) -> None:
-    """Names without a path in them: in one, a colon or a comma would mean something to `mount`."""
     remove_tree(layer)
     layer.mkdir(mode=0o700)
-    for name in LAYER:
+    for name in ("rootfs", "upper", "work"):
         (layer / name).mkdir(mode=0o755)
     (layer / "lower").symlink_to(rootfs)
 
@@ -370,24 +355,23 @@ def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(name in labels and value in ("", labels[name]) for name, value in wanted.items())
 
 
-def _not_started(folder: RunFolder) -> EngineError:
-    said = folder.complaint() or f"The runtime ended with {folder.status}."
+def _runs(one: Container) -> bool:
+    return one.state is not None and one.state.pid is not None and one.state.code is None
+
+
+def _complaint(one: Container) -> str:
+    code = one.state.code if one.state else None
+    return one.folder.complaint() or f"The runtime ended with {code}."
+
+
+def _not_started(one: Container) -> EngineError:
+    said = _complaint(one)
     text = said.lower()
     if "executable file" in text and "not found" in text:
         return CommandNotFound(said)
     if "exec format error" in text or ("exec: " in text and "permission denied" in text):
         return CommandNotRunnable(said)
     return EngineError(said)
-
-
-def _end_runtime(folder: RunFolder) -> None:
-    """runc copies the output, and waits for a reader even when the container is dead."""
-    fd = folder.launcher_fd()
-    if fd is not None:
-        for child in children_of(folder.launcher or 0):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        os.close(fd)
 
 
 def _is_kept_from(pid: int | None, number: int) -> bool:

@@ -79,6 +79,7 @@ class OciEngine:
                 machine = OciMachine(self._wanted)
                 containers = Containers(self._root, machine)
                 try:
+                    await containers.open()
                     await choose_runtime(containers, machine, self._root)
                     await sweep(containers)
                 except BaseException:
@@ -125,11 +126,11 @@ class OciEngine:
         containers.make(machine.choose(spec.runtime), spec, process, rootfs)
 
     async def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
-        return (await self._containers()).attach(name, stdin=stdin)
+        return await (await self._containers()).attach(name, stdin=stdin)
 
     async def reattach(self, name: str, received: Mapping[Stream, int]) -> AttachedStreams:
-        """The FIFOs hold what nobody has read yet: nothing is missing."""
-        return (await self._containers()).attach(name, stdin=False)
+        """The pipes hold what nobody has read yet: nothing is missing."""
+        return await (await self._containers()).attach(name, stdin=False)
 
     async def start(self, name: str) -> None:
         await (await self._containers()).start(name)

@@ -15,8 +15,8 @@ from msgspec import Struct
 from penstock.workloads.container.engine import ContainerSpec, EngineUnavailable, Unsupported
 from penstock.workloads.container.engines import seccomp
 from penstock.workloads.container.engines.cgroups import Cgroups
-from penstock.workloads.container.engines.oci.bundle import ANNOTATION, SandboxOptions, compiled
-from penstock.workloads.container.engines.oci.streams import Launch
+from penstock.workloads.container.engines.oci.bundle import SandboxOptions
+from penstock.workloads.container.engines.oci.shim import LOG, PID
 from penstock.workloads.container.engines.programs import run_program
 
 RUNTIMES = ("crun", "runc")
@@ -42,24 +42,12 @@ class Runtime(Struct, frozen=True):
     def is_sandbox(self) -> bool:
         return self.name == SANDBOX
 
-    @property
-    def keeps_cgroups(self) -> bool:
-        """The others remove them, and what they counted, when a container ends."""
-        return self.name == "runc"
-
     def run(self, state: str, folder: Path, name: str) -> list[str]:
-        """The command that runs a bundle and ends with the container's exit code."""
-        options: tuple[str, ...]
-        match self.name:
-            case "runc":
-                options = ("run", "--keep")
-            case "crun":
-                options = ("--cgroup-manager=disabled", "run")
-            case _:
-                options = (*_SANDBOX_OPTIONS, "run")
-        log = ("--log", f"{folder}/log", "--log-format", "json")
-        files = ("--bundle", f"{folder}", "--pid-file", f"{folder}/pid")
-        return [self.path, "--root", state, *log, *options, *files, name]
+        """The command that starts a bundle and ends when it runs."""
+        options = _SANDBOX_OPTIONS if self.is_sandbox else ()
+        log = ("--log", f"{folder}/{LOG}", "--log-format", "json")
+        files = ("--bundle", f"{folder}", "--pid-file", f"{folder}/{PID}")
+        return [self.path, "--root", state, *log, *options, "run", "--detach", *files, name]
 
     def fit(self, spec: ContainerSpec) -> ContainerSpec:
         """The spec with no less than what the runtime itself needs."""
@@ -72,7 +60,7 @@ class Runtime(Struct, frozen=True):
         )
 
 
-_SANDBOX_OPTIONS = ("--platform=ptrace", "--network=none", "--ignore-cgroups", "--oci-seccomp")
+_SANDBOX_OPTIONS = ("--platform=ptrace", "--network=none", "--oci-seccomp")
 
 
 def installed(name: str) -> Runtime | None:
@@ -104,9 +92,8 @@ class OciMachine:
         self.cgroups.check()
         self.init = find_init()
         self._seccomp = self._profile()
-        filters = compiled(self._seccomp)
-        self._compiled = {ANNOTATION: filters} if filters else {}
-        self._launches: dict[bool, Launch] = {}
+        filters = seccomp.compiled(self._seccomp)
+        self._compiled = {seccomp.ANNOTATION: filters} if filters else {}
 
     @property
     def runtime(self) -> Runtime:
@@ -131,18 +118,12 @@ class OciMachine:
             seccomp=self._seccomp,
             annotations=self._compiled if is_crun else {},
             swap=self.cgroups.counts_swap,
-            limits=runtime.keeps_cgroups,
         )
 
-    def launch(self, runtime: Runtime) -> Launch:
-        hide = runtime.name == "crun" and self.cgroups.is_hybrid
-        if hide not in self._launches:
-            self._launches[hide] = Launch(self.cgroups.unified if hide else "")
-        return self._launches[hide]
-
-    def close(self) -> None:
-        for launch in self._launches.values():
-            launch.close()
+    @property
+    def hidden(self) -> str:
+        """A mount that crun must not see: it refuses cgroups of version 1 and 2 side by side."""
+        return self.cgroups.unified if self.cgroups.is_hybrid else ""
 
     def _profile(self) -> Mapping[str, Any]:
         try:

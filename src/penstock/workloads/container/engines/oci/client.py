@@ -1,0 +1,152 @@
+"""A worker's connection to the shim of its engine's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from penstock.workloads.container.engine import EngineUnavailable
+from penstock.workloads.container.engines.oci import shim
+
+_LONGEST = 10.0
+"""Seconds for an answer."""
+_PACKET = 1 << 12
+
+
+class ShimState(Struct):
+    """A container as the shim knows it."""
+
+    name: str
+    pid: int | None
+    code: int | None
+
+
+class ShimClient:
+    """`on_state` gets each change; `on_lost` is called when the shim has died."""
+
+    def __init__(self, on_state: Callable[[ShimState], None], on_lost: Callable[[], None]) -> None:
+        self._on_state, self._on_lost = on_state, on_lost
+        self._socket: socket.socket | None = None
+        self._answers: deque[asyncio.Future[list[int]]] = deque()
+
+    async def connect(self, folder: Path, hidden: str) -> None:
+        """Start a shim if there is none, and take over its states. Raises EngineUnavailable."""
+        if self._socket is not None:
+            return
+        try:
+            self._socket = await asyncio.to_thread(_connected, folder, hidden)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise EngineUnavailable(
+                f"The shim of the containers can't be started: {error}."
+            ) from error
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self.receive)
+        while not self._read():
+            pass
+        self._socket.setblocking(False)
+
+    def start(self, name: str, command: Sequence[str], layer: str, fds: Sequence[int]) -> None:
+        self._send({"op": "start", "name": name, "command": command, "layer": layer}, fds)
+
+    async def streams(self, name: str) -> list[int]:
+        """Reading ends of a container's output; none if the shim does not know it."""
+        answer: asyncio.Future[list[int]] = self._loop.create_future()
+        self._answers.append(answer)
+        self._send({"op": "streams", "name": name})
+        return await answer
+
+    def abort(self, name: str) -> None:
+        self._send({"op": "abort", "name": name})
+
+    def forget(self, name: str) -> None:
+        self._send({"op": "forget", "name": name})
+
+    def receive(self) -> None:
+        """Everything that has been sent."""
+        while self._socket is not None:
+            try:
+                self._read()
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                self._on_lost()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        while self._answers:
+            if not (answer := self._answers.popleft()).done():
+                answer.set_result([])
+
+    def _read(self) -> bool:
+        """One packet; whether it is the last of the states that a new connection gets."""
+        assert self._socket is not None
+        data, fds, _, _ = socket.recv_fds(self._socket, _PACKET, 2, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            raise ConnectionResetError("the shim has ended")
+        said = json.loads(data)
+        if "streams" in said:
+            answer = self._answers.popleft()
+            if not answer.done():
+                answer.set_result(fds)
+            else:
+                for fd in fds:
+                    os.close(fd)
+        elif "name" in said:
+            self._on_state(ShimState(**said))
+        return "ready" in said
+
+    def _send(self, packet: object, fds: Sequence[int] = ()) -> None:
+        """Raises EngineUnavailable."""
+        try:
+            if self._socket is None:
+                raise ConnectionResetError("the shim has ended")
+            socket.send_fds(self._socket, [json.dumps(packet).encode()], fds)
+        except OSError as error:
+            raise EngineUnavailable(
+                f"The shim of the containers can't be reached: {error}."
+            ) from error
+
+
+def _connected(folder: Path, hidden: str) -> socket.socket:
+    with (folder / shim.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return _connection(folder)
+        except OSError:
+            words = (sys.executable, "-I", "-S", shim.__file__, str(folder), hidden)
+            null = subprocess.DEVNULL
+            with (folder / "shim.log").open("ab") as errors:
+                subprocess.run(
+                    words, check=True, stdin=null, stdout=null, stderr=errors, timeout=_LONGEST
+                )
+            return _connection(folder)
+
+
+def _connection(folder: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        made.settimeout(_LONGEST)
+        shim.widen(made)
+        # A path of any length: the kernel takes at most 107 bytes.
+        made.connect(f"/proc/self/fd/{place}/{shim.SOCKET}")
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        os.close(place)
+    return made

@@ -1,0 +1,277 @@
+"""The shim: a process of its own that starts an engine's containers and outlives the worker.
+
+It is the parent of the containers (a child subreaper), and holds their exit codes and the reading
+ends of their streams. A worker may die and another take over: a container that has written more
+than a pipe holds waits, and no byte and no exit code is lost.
+
+It is run as a script, with the standard library only. It listens on `shim.sock` in the folder
+that it is given. Each packet is a JSON object, some with file descriptors:
+
+    worker: {"op": "start", "name", "command", "layer"}   stdin, stdout and stderr for the
+                                             container, and the reading ends of the last two
+            {"op": "streams", "name"}        answered by {"streams": name} with the reading ends
+            {"op": "abort", "name"}          end a runtime that does not come to an end
+            {"op": "forget", "name"}
+    shim:   {"name", "pid", "code"}          to every worker, at each change and when it connects
+
+A container has no `pid` before the runtime has started it, and a `code` when it has ended; one
+that has a code and no PID could not be started. The shim ends when it has no container and no
+worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+SOCKET, LOCK, RUN = "shim.sock", "shim.lock", "run"
+STARTED, PID, LOG = "started", "pid", "log"
+_BUFFER, _SNDBUFFORCE = 8 << 20, 32
+"""Bytes of packets that a worker may leave unread; one that does not read them is dropped."""
+_PACKET = 1 << 16
+_IDLE = 1.0
+"""Seconds after which it tries again to end."""
+_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+_NEWNS, _MS_REC, _MS_SLAVE, _DETACH = 0x20000, 0x4000, 1 << 19, 2
+_OOM_SCORE = "-500"
+"""A container goes before the parent of all of them."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Container:
+    def __init__(self, name: str, streams: list[int]) -> None:
+        self.name, self.streams = name, streams
+        self.runtime = 0
+        self.pid: int | None = None
+        self.code: int | None = None
+
+
+class Shim:
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._containers: dict[str, Container] = {}
+        self._children: dict[int, Container] = {}
+        """By the PID of the runtime that starts it, and then of its own first process."""
+        self._early: dict[int, int] = {}
+        """Exit codes of processes that ended before the runtime that had started them."""
+        self._workers: set[socket.socket] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._woken, wake = socket.socketpair()
+        self._woken.setblocking(False)
+        wake.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        self._accept(self._listener)
+        while (busy := self._workers or self._containers) or not self._may_end():
+            for key, _ in self._selector.select(None if busy else _IDLE):
+                key.data(key.fileobj)
+
+    def _may_end(self) -> bool:
+        """A worker that connects holds the lock meanwhile."""
+        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._accept(self._listener)
+        if self._workers:
+            os.close(lock)
+            return False
+        os.unlink(SOCKET)
+        return True
+
+    # -- workers ----------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            worker, _ = listener.accept()
+        except BlockingIOError:
+            return
+        worker.setblocking(False)
+        widen(worker)
+        self._workers.add(worker)
+        self._selector.register(worker, selectors.EVENT_READ, self._receive)
+        for one in self._containers.values():
+            self._send(worker, _state(one))
+        self._send(worker, {"ready": True})
+
+    def _receive(self, worker: socket.socket) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(worker, _PACKET, 5, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._drop(worker)
+            return
+        asked = json.loads(data)
+        one = self._containers.get(asked["name"])
+        match asked["op"]:
+            case "start" if one is None:
+                self._start(asked, fds)
+                fds = []
+            case "streams":
+                self._send(worker, {"streams": asked["name"]}, one.streams if one else [])
+            case "abort" if one is not None:
+                _kill(one.runtime)
+            case "forget" if one is not None:
+                del self._containers[one.name]
+                fds += one.streams
+        for fd in fds:
+            os.close(fd)
+
+    def _send(self, worker: socket.socket, packet: object, fds: list[int] | None = None) -> None:
+        try:
+            socket.send_fds(worker, [json.dumps(packet).encode()], fds or [])
+        except OSError:
+            self._drop(worker)
+
+    def _tell(self, one: Container) -> None:
+        for worker in [*self._workers]:
+            self._send(worker, _state(one))
+
+    def _drop(self, worker: socket.socket) -> None:
+        if worker in self._workers:
+            self._workers.discard(worker)
+            self._selector.unregister(worker)
+            worker.close()
+
+    # -- containers -------------------------------------------------------------
+
+    def _start(self, asked: dict[str, Any], fds: list[int]) -> None:
+        one = self._containers[asked["name"]] = Container(asked["name"], fds[3:])
+        self._tell(one)
+        try:
+            # Not before: who sees the mark knows the container from the shim, or the shim died.
+            Path(RUN, one.name, STARTED).touch()
+            one.runtime = os.fork()
+        except OSError:
+            one.code = 127
+            self._tell(one)
+        else:
+            if one.runtime == 0:
+                _run(Path(RUN, one.name).absolute(), asked, fds)
+            self._children[one.runtime] = one
+        for fd in fds[:3]:
+            os.close(fd)
+
+    def _reap(self, woken: socket.socket) -> None:
+        woken.recv(_PACKET)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
+        if not any(one.runtime for one in self._children.values()):
+            self._early.clear()
+
+    def _ended(self, pid: int, code: int) -> None:
+        one = self._children.pop(pid, None)
+        if one is None:
+            self._early[pid] = code
+            return
+        if not one.runtime or code:
+            one.code = code if code >= 0 else 128 - code
+        else:
+            try:
+                one.pid = int(Path(RUN, one.name, PID).read_text())
+                self._children[one.pid] = one
+            except (OSError, ValueError):
+                one.code = 1
+        one.runtime = 0
+        self._tell(one)
+        if one.pid in self._early:
+            self._ended(one.pid, self._early.pop(one.pid))
+
+
+def widen(connection: socket.socket) -> None:
+    with contextlib.suppress(PermissionError):
+        connection.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _BUFFER)
+
+
+def _state(one: Container) -> dict[str, object]:
+    return {"name": one.name, "pid": one.pid, "code": one.code}
+
+
+def _run(folder: Path, asked: dict[str, Any], fds: list[int]) -> None:
+    """In a child: become the runtime."""
+    try:
+        os.setsid()
+        _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+        if asked["layer"]:
+            _mount_layer(asked["layer"])
+        for target, fd in enumerate(fds[:3]):
+            os.dup2(fd, target)
+        os.execve(asked["command"][0], asked["command"], _ENV)
+    except OSError as error:
+        (folder / LOG).write_text(json.dumps({"msg": str(error)}))
+    finally:
+        os._exit(127)
+
+
+def _mount_layer(layer: str) -> None:
+    """A writable layer above the image's root file system, in a mount namespace that ends with the
+    container. Names without a path: a colon or a comma would mean something in one."""
+    os.chdir(layer)
+    _private_mounts()
+    options = b"lowerdir=lower,upperdir=upper,workdir=work"
+    _check(_libc.mount(b"overlay", b"rootfs", b"overlay", 0, options), "mount an overlay")
+
+
+def _private_mounts() -> None:
+    _check(_libc.unshare(_NEWNS), "unshare")
+    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "mount")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _kill(runtime: int) -> None:
+    if runtime:
+        children = Path(f"/proc/{runtime}/task/{runtime}/children").read_text().split()
+        for pid in (*map(int, children), runtime):
+            os.kill(pid, signal.SIGKILL)
+
+
+def main(folder: str, hidden: str) -> None:
+    """`hidden` is a mount that the runtimes must not see: crun refuses a machine that has
+    cgroups of version 1 and 2 side by side."""
+    os.chdir(folder)
+    if hidden:
+        _private_mounts()
+        _check(_libc.umount2(os.fsencode(hidden), _DETACH), "umount")
+    Path(SOCKET).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.setblocking(False)
+    listener.bind(SOCKET)
+    listener.listen(128)
+    if os.fork():  # whoever started it may connect now
+        os._exit(0)
+    os.setsid()
+    os.umask(0o022)
+    _libc.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    Shim(listener).serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
