@@ -13,6 +13,7 @@ from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
     NO_INIT,
     BuildRequest,
+    CommandNotFound,
     ContainerSpec,
     ContainerSummary,
     EngineError,
@@ -28,7 +29,7 @@ from penstock.workloads.container.engines.oci.bundle import INIT, MOUNT_POINTS, 
 from penstock.workloads.container.engines.oci.containers import Containers, has_labels
 from penstock.workloads.container.engines.oci.images import LARGEST, ImageStore, can_pull, pull
 from penstock.workloads.container.engines.oci.machine import OciMachine, Runtime, version_of
-from penstock.workloads.container.engines.oci.rootfs import check_command, resolve
+from penstock.workloads.container.engines.oci.rootfs import resolve
 from penstock.workloads.container.engines.oci.streams import AttachedStreams
 from penstock.workloads.container.job import Stream, Usage
 
@@ -118,11 +119,9 @@ class OciEngine:
 
     async def create(self, spec: ContainerSpec) -> None:
         machine, containers = await self._opened()
-        image = self.store.find(spec.image)
-        rootfs = self.store.rootfs(image)
-        process = process_of(spec, image)
-        _check_folders(rootfs, spec, process)
-        check_command(rootfs, spec, process)
+        image = self.store.read(spec.image)
+        rootfs, process = self.store.rootfs(image), process_of(spec, image)
+        _check(rootfs, spec, process)
         containers.make(machine.choose(spec.runtime), spec, process, rootfs)
 
     async def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
@@ -158,10 +157,17 @@ class OciEngine:
         return containers.find(labels)
 
 
-def _check_folders(rootfs: Path, spec: ContainerSpec, process: Process) -> None:
-    inside = any(f"{process.cwd}/".startswith(f"{mount.target}/") for mount in spec.mounts)
-    if not inside and not resolve(rootfs, process.cwd).is_dir():
-        raise EngineError(f"The image has no folder {process.cwd} to work in.")
+def _check(rootfs: Path, spec: ContainerSpec, process: Process) -> None:
+    """What the runtimes don't tell in plain words. A command that is missing is told by the init
+    in the container."""
+    if not process.args or not process.args[0]:
+        raise CommandNotFound("The image has no command of its own, and the job names none.")
+    if any(f"{process.cwd}/".startswith(f"{mount.target}/") for mount in spec.mounts):
+        return
+    with contextlib.suppress(OSError):
+        if resolve(rootfs, process.cwd).is_dir():
+            return
+    raise EngineError(f"The image has no folder {process.cwd} to work in.")
 
 
 _TRIAL = "penstock-trial-"

@@ -116,7 +116,7 @@ class RunFolder:
     @property
     def is_started(self) -> bool:
         """Whether a shim began to start it."""
-        return (self.path / STARTED).exists()
+        return os.path.exists(f"{self.path}/{STARTED}")
 
     def complaint(self) -> str:
         """The last thing that the runtime said."""

@@ -234,22 +234,26 @@ class ImageStore:
     def find(self, reference: str) -> Image:
         """By name (without a tag: `latest`), id, the beginning of an id, or digest."""
         tags = self._tags()
-        found = self._id_of(reference, tags)
-        try:
-            if found is None:
-                raise FileNotFoundError(reference)
-            image = _IMAGE.decode((self._place(found) / "image.json").read_bytes())
-        except (OSError, msgspec.DecodeError) as error:
-            raise ImageNotFound(
-                f"There is no image {reference!r} here; "
-                "`penstock container image load FILE` brings one in."
-            ) from error
+        found = self._id_of(reference, tags) or reference
+        image = self.read(found)
         names = sorted(name for name, kept in tags.items() if kept == found)
         return msgspec.structs.replace(
             image,
             tags=tuple(name for name in names if "@" not in name),
             digests=tuple(name for name in names if "@" in name),
         )
+
+    def read(self, identity: str) -> Image:
+        """By its id alone, and without its names."""
+        try:
+            if not _ID.fullmatch(identity):
+                raise FileNotFoundError(identity)
+            return _IMAGE.decode((self._place(identity) / "image.json").read_bytes())
+        except (OSError, msgspec.DecodeError) as error:
+            raise ImageNotFound(
+                f"There is no image {identity!r} here; "
+                "`penstock container image load FILE` brings one in."
+            ) from error
 
     def list(self) -> tuple[Image, ...]:
         images = []

@@ -1,5 +1,5 @@
-"""Root file systems of images, seen from outside: where a path leads, whether a command can be
-executed, and what every container needs in one."""
+"""Root file systems of images, seen from outside: where a path leads, and what every container
+needs in one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,16 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.workloads.container.engine import CommandNotFound, CommandNotRunnable, ContainerSpec
-from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS, Process
+from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS
 
 _MOST_LINKS = 40
 _ENTRY = 512
 """Bytes that a file counts beside its content: it takes room, too."""
-_UNKNOWN = ("/proc/", "/dev/", "/sys/", "/tmp/")
-"""What is there is known only when the container runs."""
-
-
-class OutOfReach(OSError):
-    """A loop of links."""
 
 
 def resolve(root: Path, path: str) -> Path:
     """Where `path` really is below `root`, links followed as in a chroot. Parts that don't exist
-    are taken as they are."""
+    are taken as they are. Raises OSError for a loop of links."""
     todo = _parts(path)
     done: list[str] = []
     links = 0
@@ -39,7 +32,7 @@ def resolve(root: Path, path: str) -> Path:
         if os.path.islink(here):
             links += 1
             if links > _MOST_LINKS:
-                raise OutOfReach(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target = os.readlink(here)
             if target.startswith("/"):
                 done.clear()
@@ -51,55 +44,6 @@ def resolve(root: Path, path: str) -> Path:
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
-
-
-# -- commands -----------------------------------------------------------------------------------
-
-
-def check_command(root: Path, spec: ContainerSpec, process: Process) -> None:
-    """Raises CommandNotFound or CommandNotRunnable; says nothing where it can't be known.
-
-    With an init in front of it, no runtime tells a missing command from one that ended with exit
-    code 127. The root file system of an image never changes, so it can be found out beforehand."""
-    if not process.args or not process.args[0]:
-        raise CommandNotFound("The image has no command of its own, and the job names none.")
-    name = process.args[0]
-    folders = process.env.get("PATH", "").split(":") if "/" not in name else ["."]
-    is_there = False
-    for folder in folders:
-        path = os.path.join(process.cwd, folder or ".", name)
-        place = None if path.startswith(_UNKNOWN) else _place(root, spec, path)
-        if place is None or _may_execute(place, spec.user):
-            return
-        is_there = is_there or place.exists()
-    if is_there:
-        raise CommandNotRunnable(f"{name!r} can't be executed by user {spec.user[0]}.")
-    raise CommandNotFound(f"There is no command {name!r} in the image or its PATH.")
-
-
-def _place(root: Path, spec: ContainerSpec, path: str) -> Path | None:
-    """On this machine, mounts looked through; None where only the running container knows."""
-    try:
-        place = resolve(root, path)
-    except OutOfReach:
-        raise CommandNotFound(f"{path} is a loop of links.") from None
-    inside = f"/{place.relative_to(root)}"
-    for mount in spec.mounts:
-        if inside.startswith(f"{mount.target}/"):
-            return mount.source / inside[len(mount.target) + 1 :]
-    return None if inside.startswith(_UNKNOWN) else place
-
-
-def _may_execute(place: Path, user: tuple[int, int]) -> bool:
-    try:
-        found = place.stat()
-    except OSError:
-        return False
-    if user[0] == found.st_uid:
-        bit = stat.S_IXUSR
-    else:
-        bit = stat.S_IXGRP if user[1] == found.st_gid else stat.S_IXOTH
-    return stat.S_ISREG(found.st_mode) and bool(found.st_mode & bit)
 
 
 # -- whole trees --------------------------------------------------------------------------------

@@ -83,7 +83,10 @@ class Shim:
 
     def _may_end(self) -> bool:
         """A worker that connects holds the lock meanwhile."""
-        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            lock = os.open(LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # so is its folder
+            return True
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
