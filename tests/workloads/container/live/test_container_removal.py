@@ -106,10 +106,11 @@ async def test_a_removal_that_is_given_up_can_be_made_again(
     async with laboratory(root) as lab:
         plan = lab.shell("echo on; sleep 60")
         await first_output(await lab.begin(plan))
+        ending = asyncio.Event()
         with monkeypatch.context() as stuck:
-            stuck.setattr(Cgroups, "remove", lambda *_: False)
+            stuck.setattr(Cgroups, "remove", lambda *_: ending.set())
             removal = asyncio.create_task(lab.engine.remove(plan.name))
-            await lab.engine.wait(plan.name)
+            await ending.wait()
             removal.cancel()
             await asyncio.wait([removal])
         await lab.engine.remove(plan.name)

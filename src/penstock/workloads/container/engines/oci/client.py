@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,17 +26,23 @@ class ShimState(Struct):
     """A container as the shim knows it."""
 
     name: str
-    pid: int | None
-    code: int | None
+    pid: int | None = None
+    code: int | None = None
 
 
 class ShimClient:
-    """`on_state` gets each change; `on_lost` is called when the shim has died."""
+    """`on_state` gets each change, and reading ends of the container's output, which are its own
+    from then on; `on_forgotten` gets the name of one of which nothing comes any more; `on_lost` is
+    called when the shim has died."""
 
-    def __init__(self, on_state: Callable[[ShimState], None], on_lost: Callable[[], None]) -> None:
-        self._on_state, self._on_lost = on_state, on_lost
+    def __init__(
+        self,
+        on_state: Callable[[ShimState, list[int]], None],
+        on_forgotten: Callable[[str], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._on_state, self._on_forgotten, self._on_lost = on_state, on_forgotten, on_lost
         self._socket: socket.socket | None = None
-        self._answers: deque[asyncio.Future[list[int]]] = deque()
 
     async def connect(self, folder: Path, hidden: str) -> None:
         """Start a shim if there is none, and take over its states. Raises EngineUnavailable."""
@@ -56,20 +61,10 @@ class ShimClient:
         self._socket.setblocking(False)
 
     def start(self, name: str, command: Sequence[str], layer: str, fds: Sequence[int]) -> None:
-        self._send({"op": "start", "name": name, "command": command, "layer": layer}, fds)
-
-    async def streams(self, name: str) -> list[int]:
-        """Reading ends of a container's output; none if the shim does not know it."""
-        answer: asyncio.Future[list[int]] = self._loop.create_future()
-        self._answers.append(answer)
-        self._send({"op": "streams", "name": name})
-        return await answer
-
-    def abort(self, name: str) -> None:
-        self._send({"op": "abort", "name": name})
+        self._send({"start": name, "command": command, "layer": layer}, fds)
 
     def forget(self, name: str) -> None:
-        self._send({"op": "forget", "name": name})
+        self._send({"forget": name})
 
     def receive(self) -> None:
         """Everything that has been sent."""
@@ -87,9 +82,6 @@ class ShimClient:
             self._loop.remove_reader(self._socket)
             self._socket.close()
             self._socket = None
-        while self._answers:
-            if not (answer := self._answers.popleft()).done():
-                answer.set_result([])
 
     def _read(self) -> bool:
         """One packet; whether it is the last of the states that a new connection gets."""
@@ -98,15 +90,10 @@ class ShimClient:
         if not data:
             raise ConnectionResetError("the shim has ended")
         said = json.loads(data)
-        if "streams" in said:
-            answer = self._answers.popleft()
-            if not answer.done():
-                answer.set_result(fds)
-            else:
-                for fd in fds:
-                    os.close(fd)
-        elif "name" in said:
-            self._on_state(ShimState(**said))
+        if "name" in said:
+            self._on_state(ShimState(**said), fds)
+        elif "forgotten" in said:
+            self._on_forgotten(said["forgotten"])
         return "ready" in said
 
     def _send(self, packet: object, fds: Sequence[int] = ()) -> None:

@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,15 +55,21 @@ class Container:
         self.state: ShimState | None = None
         self.begun, self.over = asyncio.Event(), asyncio.Event()
         """It runs, or never will; it has ended, or was removed."""
+        self.forgotten = asyncio.Event()
+        """By the shim."""
         self.attached: list[AttachedStreams] = []
         self.pipes: ContainerPipes | None = None
         """Until it is started."""
+        self.readers: list[int] = []
+        """Reading ends of its output, from then on."""
         self.removal = asyncio.Lock()
         """Whoever comes second finds nothing to do."""
 
-    def enter(self, state: ShimState | None) -> None:
+    def enter(self, state: ShimState | None, readers: Sequence[int] = ()) -> None:
         """As the shim says; None if it is lost."""
         self.state = state
+        self._close_readers()
+        self.readers[:] = readers
         if state is None or state.code is not None:
             self.end()
         elif state.pid is not None:
@@ -78,14 +84,28 @@ class Container:
             self.pipes = ContainerPipes()
         return self.pipes
 
+    def attach(self, *, stdin: bool) -> AttachedStreams:
+        writer, readers = None, self.readers
+        if self.state is None and not self.over.is_set():
+            pipes = self.open_pipes()
+            writer, readers = pipes.take_stdin() if stdin else None, pipes.ends[3:]
+        attached = AttachedStreams([os.dup(reader) for reader in readers], writer)
+        self.attached.append(attached)
+        return attached
+
     def close(self) -> None:
         """The container goes on."""
         for attached in self.attached:
             attached.close()
         self.attached.clear()
+        self._close_readers()
         if self.pipes is not None:
             self.pipes.close()
             self.pipes = None
+
+    def _close_readers(self) -> None:
+        while self.readers:
+            os.close(self.readers.pop())
 
 
 class Containers:
@@ -99,7 +119,7 @@ class Containers:
         """On disk, unlike the rest: a container may write as much there as it likes."""
         self._machine = machine
         self._cgroups = machine.cgroups
-        self._shim = ShimClient(self._changed, self._lost)
+        self._shim = ShimClient(self._changed, self._forgotten, self._lost)
         self._known: dict[str, Container] = {}
         for folder in (self._run, self._state, self._layers):
             folder.mkdir(exist_ok=True, mode=0o700)
@@ -140,20 +160,13 @@ class Containers:
                 raise EngineError(f"The container can't be made: {error}.") from error
             raise
 
-    async def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
-        one, _ = self._there(name)
-        if one.state is None and not one.folder.is_started:
-            pipes = one.open_pipes()
-            attached = AttachedStreams(pipes.readers(), pipes.take_stdin() if stdin else None)
-        else:
-            attached = AttachedStreams(await self._shim.streams(name))
-        one.attached.append(attached)
-        return attached
+    def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
+        return self._there(name)[0].attach(stdin=stdin)
 
     async def start(self, name: str) -> None:
         """Until it runs. Raises CommandNotFound, CommandNotRunnable, EngineError."""
         one, manifest = self._there(name)
-        if one.state is not None or one.folder.is_started:
+        if one.state is not None or one.over.is_set():
             raise EngineError(f"The container {name!r} was started before.")
         await self.open()
         runtime = self._machine.choose(manifest.runtime)
@@ -161,12 +174,11 @@ class Containers:
         pipes, one.pipes = one.open_pipes(), None
         try:
             self._shim.start(name, command, manifest.layer, pipes.ends)
-            one.state = ShimState(name, None, None)
+            one.state = ShimState(name)
         finally:
             pipes.close()
         await one.begun.wait()
-        if one.state is not None and one.state.pid is None:
-            raise _not_started(one)
+        _check_started(one)
 
     # -- watching ---------------------------------------------------------------
 
@@ -257,14 +269,13 @@ class Containers:
     async def _remove(self, one: Container) -> None:
         one.close()
         if one.state is not None:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_REMOVAL):
                     await one.begun.wait()
-            except TimeoutError:
-                self._shim.abort(one.folder.name)
-        await self._empty(one)
-        if one.state is not None:
+            # One that is still being started is killed.
             self._shim.forget(one.folder.name)
+            await one.forgotten.wait()
+        await self._empty(one)
         manifest = one.folder.manifest()
         for runtime in (manifest.runtime,) if manifest else os.listdir(self._state):
             _delete_state(self._state / runtime, one.folder.name)
@@ -299,25 +310,31 @@ class Containers:
 
     # -- the shim ---------------------------------------------------------------
 
-    def _changed(self, state: ShimState) -> None:
-        self._entry(state.name).enter(state)
+    def _changed(self, state: ShimState, readers: list[int]) -> None:
+        if state.name not in self._known:
+            self._known[state.name] = Container(RunFolder(self._run / state.name))
+        self._known[state.name].enter(state, readers)
+
+    def _forgotten(self, name: str) -> None:
+        if one := self._known.get(name):
+            one.close()
+            one.forgotten.set()
+            if not one.removal.locked():  # another worker removes it
+                del self._known[name]
+                one.end()
 
     def _lost(self) -> None:
         """The shim has died. Nobody will know how its containers end, so they end now."""
-        for name, one in self._known.items():
-            if not one.over.is_set() and one.folder.is_started:
-                self._give_up(name, one)
+        for one in self._known.values():
+            one.forgotten.set()
+            if not one.over.is_set() and (one.state is not None or one.folder.is_started):
+                self._give_up(one)
 
-    def _give_up(self, name: str, one: Container) -> None:
-        self._cgroups.kill(name)
+    def _give_up(self, one: Container) -> None:
+        self._cgroups.kill(one.folder.name)
         one.enter(None)
 
     # -- within -----------------------------------------------------------------
-
-    def _entry(self, name: str) -> Container:
-        if name not in self._known:
-            self._known[name] = Container(RunFolder(self._run / name))
-        return self._known[name]
 
     def _known_as(self, name: str) -> Container:
         one = self._known.get(name) or Container(RunFolder(self._run / name))
@@ -326,7 +343,7 @@ class Containers:
         if one.state is None and not one.over.is_set() and one.folder.is_started:
             self._shim.receive()
             if one.state is None:
-                self._give_up(name, one)
+                self._give_up(one)
         return one
 
     def _there(self, name: str) -> tuple[Container, ContainerManifest]:
@@ -364,14 +381,16 @@ def _complaint(one: Container) -> str:
     return one.folder.complaint() or f"The runtime ended with {code}."
 
 
-def _not_started(one: Container) -> EngineError:
+def _check_started(one: Container) -> None:
+    if one.state is None or one.state.pid is not None:
+        return
     said = _complaint(one)
     text = said.lower()
     if "executable file" in text and "not found" in text:
-        return CommandNotFound(said)
+        raise CommandNotFound(said)
     if "exec format error" in text or ("exec: " in text and "permission denied" in text):
-        return CommandNotRunnable(said)
-    return EngineError(said)
+        raise CommandNotRunnable(said)
+    raise EngineError(said)
 
 
 def _is_kept_from(pid: int | None, number: int) -> bool:

@@ -125,11 +125,11 @@ class OciEngine:
         containers.make(machine.choose(spec.runtime), spec, process, rootfs)
 
     async def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
-        return await (await self._containers()).attach(name, stdin=stdin)
+        return (await self._containers()).attach(name, stdin=stdin)
 
     async def reattach(self, name: str, received: Mapping[Stream, int]) -> AttachedStreams:
         """The pipes hold what nobody has read yet: nothing is missing."""
-        return await (await self._containers()).attach(name, stdin=False)
+        return (await self._containers()).attach(name, stdin=False)
 
     async def start(self, name: str) -> None:
         await (await self._containers()).start(name)

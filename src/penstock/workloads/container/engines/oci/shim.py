@@ -7,12 +7,12 @@ than a pipe holds waits, and no byte and no exit code is lost.
 It is run as a script, with the standard library only. It listens on `shim.sock` in the folder
 that it is given. Each packet is a JSON object, some with file descriptors:
 
-    worker: {"op": "start", "name", "command", "layer"}   stdin, stdout and stderr for the
-                                             container, and the reading ends of the last two
-            {"op": "streams", "name"}        answered by {"streams": name} with the reading ends
-            {"op": "abort", "name"}          end a runtime that does not come to an end
-            {"op": "forget", "name"}
-    shim:   {"name", "pid", "code"}          to every worker, at each change and when it connects
+    worker: {"start": name, "command", "layer"}   with stdin, stdout and stderr for the container,
+                                              and the reading ends of the last two
+            {"forget": name}
+    shim:   {"name", "pid", "code"}           with the reading ends; to every worker, at each
+                                              change and when it connects
+            {"forgotten": name}               to every worker; no more of it comes
 
 A container has no `pid` before the runtime has started it, and a `code` when it has ended; one
 that has a code and no PID could not be started. The shim ends when it has no container and no
@@ -111,8 +111,8 @@ class Shim:
         self._workers.add(worker)
         self._selector.register(worker, selectors.EVENT_READ, self._receive)
         for one in self._containers.values():
-            self._send(worker, _state(one))
-        self._send(worker, {"ready": True})
+            self._tell(one, worker)
+        self._send(worker, {"ready": True}, [])
 
     def _receive(self, worker: socket.socket) -> None:
         try:
@@ -123,30 +123,28 @@ class Shim:
             self._drop(worker)
             return
         asked = json.loads(data)
-        one = self._containers.get(asked["name"])
-        match asked["op"]:
-            case "start" if one is None:
-                self._start(asked, fds)
-                fds = []
-            case "streams":
-                self._send(worker, {"streams": asked["name"]}, one.streams if one else [])
-            case "abort" if one is not None:
+        if (name := asked.get("start")) and name not in self._containers:
+            self._start(name, asked, fds)
+            return
+        if name := asked.get("forget"):
+            if one := self._containers.pop(name, None):
                 _kill(one.runtime)
-            case "forget" if one is not None:
-                del self._containers[one.name]
                 fds += one.streams
+            for each in [*self._workers]:
+                self._send(each, {"forgotten": name}, [])
         for fd in fds:
             os.close(fd)
 
-    def _send(self, worker: socket.socket, packet: object, fds: list[int] | None = None) -> None:
+    def _tell(self, one: Container, *workers: socket.socket) -> None:
+        packet = {"name": one.name, "pid": one.pid, "code": one.code}
+        for worker in workers or [*self._workers]:
+            self._send(worker, packet, one.streams)
+
+    def _send(self, worker: socket.socket, packet: object, fds: list[int]) -> None:
         try:
-            socket.send_fds(worker, [json.dumps(packet).encode()], fds or [])
+            socket.send_fds(worker, [json.dumps(packet).encode()], fds)
         except OSError:
             self._drop(worker)
-
-    def _tell(self, one: Container) -> None:
-        for worker in [*self._workers]:
-            self._send(worker, _state(one))
 
     def _drop(self, worker: socket.socket) -> None:
         if worker in self._workers:
@@ -156,8 +154,8 @@ class Shim:
 
     # -- containers -------------------------------------------------------------
 
-    def _start(self, asked: dict[str, Any], fds: list[int]) -> None:
-        one = self._containers[asked["name"]] = Container(asked["name"], fds[3:])
+    def _start(self, name: str, asked: dict[str, Any], fds: list[int]) -> None:
+        one = self._containers[name] = Container(name, fds[3:])
         self._tell(one)
         try:
             # Not before: who sees the mark knows the container from the shim, or the shim died.
@@ -195,7 +193,8 @@ class Shim:
             except (OSError, ValueError):
                 one.code = 1
         one.runtime = 0
-        self._tell(one)
+        if self._containers.get(one.name) is one:
+            self._tell(one)
         if one.pid in self._early:
             self._ended(one.pid, self._early.pop(one.pid))
 
@@ -203,10 +202,6 @@ class Shim:
 def widen(connection: socket.socket) -> None:
     with contextlib.suppress(PermissionError):
         connection.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _BUFFER)
-
-
-def _state(one: Container) -> dict[str, object]:
-    return {"name": one.name, "pid": one.pid, "code": one.code}
 
 
 def _run(folder: Path, asked: dict[str, Any], fds: list[int]) -> None:
@@ -248,6 +243,7 @@ def _check(result: int, what: str) -> None:
 
 
 def _kill(runtime: int) -> None:
+    """One that does not come to its end, and what it started."""
     if runtime:
         children = Path(f"/proc/{runtime}/task/{runtime}/children").read_text().split()
         for pid in (*map(int, children), runtime):

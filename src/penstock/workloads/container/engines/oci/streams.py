@@ -44,9 +44,6 @@ class ContainerPipes:
         writer, self.stdin = self.stdin, None
         return writer
 
-    def readers(self) -> list[int]:
-        return [os.dup(reader) for reader in self._readers]
-
     def close(self) -> None:
         for fd in (*self.ends, *(() if self.stdin is None else (self.stdin,))):
             os.close(fd)
