@@ -60,8 +60,8 @@ class ShimClient:
             pass
         self._socket.setblocking(False)
 
-    def start(self, name: str, command: Sequence[str], layer: str, fds: Sequence[int]) -> None:
-        self._send({"start": name, "command": command, "layer": layer}, fds)
+    def start(self, name: str, command: Sequence[str], fds: Sequence[int]) -> None:
+        self._send({"start": name, "command": command}, fds)
 
     def forget(self, name: str) -> None:
         self._send({"forget": name})

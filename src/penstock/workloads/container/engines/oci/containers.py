@@ -44,6 +44,13 @@ _REMOVAL = 5.0
 """Seconds after which something that can't be removed is told."""
 _LOST = "The shim was ended from outside while the container ran, so its exit code is unknown."
 
+_LAYERED = """\
+cd "$1" && shift && exec unshare --mount sh -c '
+mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay rootfs && exec "$@"' sh "$@"
+"""
+"""In the layer's folder, and in a mount namespace that ends with the container. Names without a
+path: a colon or a comma would mean something in one."""
+
 log = logging.getLogger(__name__)
 
 
@@ -171,9 +178,11 @@ class Containers:
         await self.open()
         runtime = self._machine.choose(manifest.runtime)
         command = runtime.run(f"{self._state}/{runtime.name}", one.folder.path, name)
+        if manifest.layer:
+            command = ["/bin/sh", "-c", _LAYERED, "sh", manifest.layer, *command]
         pipes, one.pipes = one.open_pipes(), None
         try:
-            self._shim.start(name, command, manifest.layer, pipes.ends)
+            self._shim.start(name, command, pipes.ends)
             one.state = ShimState(name)
         finally:
             pipes.close()

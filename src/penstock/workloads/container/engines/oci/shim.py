@@ -7,8 +7,8 @@ than a pipe holds waits, and no byte and no exit code is lost.
 It is run as a script, with the standard library only. It listens on `shim.sock` in the folder
 that it is given. Each packet is a JSON object, some with file descriptors:
 
-    worker: {"start": name, "command", "layer"}   with stdin, stdout and stderr for the container,
-                                              and the reading ends of the last two
+    worker: {"start": name, "command"}        with stdin, stdout and stderr for the container, and
+                                              the reading ends of the last two
             {"forget": name}
     shim:   {"name", "pid", "code"}           with the reading ends; to every worker, at each
                                               change and when it connects
@@ -31,7 +31,6 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 SOCKET, LOCK, RUN = "shim.sock", "shim.lock", "run"
 STARTED, PID, LOG = "started", "pid", "log"
@@ -41,7 +40,7 @@ _PACKET = 1 << 16
 _IDLE = 1.0
 """Seconds after which it tries again to end."""
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+_CHILD_SUBREAPER = 36
 _NEWNS, _MS_REC, _MS_SLAVE, _DETACH = 0x20000, 0x4000, 1 << 19, 2
 _OOM_SCORE = "-500"
 """A container goes before the parent of all of them."""
@@ -124,7 +123,7 @@ class Shim:
             return
         asked = json.loads(data)
         if (name := asked.get("start")) and name not in self._containers:
-            self._start(name, asked, fds)
+            self._start(name, asked["command"], fds)
             return
         if name := asked.get("forget"):
             if one := self._containers.pop(name, None):
@@ -154,20 +153,24 @@ class Shim:
 
     # -- containers -------------------------------------------------------------
 
-    def _start(self, name: str, asked: dict[str, Any], fds: list[int]) -> None:
+    def _start(self, name: str, command: list[str], fds: list[int]) -> None:
         one = self._containers[name] = Container(name, fds[3:])
         self._tell(one)
         try:
             # Not before: who sees the mark knows the container from the shim, or the shim died.
             Path(RUN, one.name, STARTED).touch()
-            one.runtime = os.fork()
+            one.runtime = os.posix_spawn(
+                command[0],
+                command,
+                _ENV,
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(fds[:3])],
+                setsid=True,
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
+            )
+            self._children[one.runtime] = one
         except OSError:
             one.code = 127
             self._tell(one)
-        else:
-            if one.runtime == 0:
-                _run(Path(RUN, one.name).absolute(), asked, fds)
-            self._children[one.runtime] = one
         for fd in fds[:3]:
             os.close(fd)
 
@@ -204,38 +207,6 @@ def widen(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _BUFFER)
 
 
-def _run(folder: Path, asked: dict[str, Any], fds: list[int]) -> None:
-    """In a child: become the runtime."""
-    try:
-        os.setsid()
-        _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-            signal.signal(number, signal.SIG_DFL)
-        if asked["layer"]:
-            _mount_layer(asked["layer"])
-        for target, fd in enumerate(fds[:3]):
-            os.dup2(fd, target)
-        os.execve(asked["command"][0], asked["command"], _ENV)
-    except OSError as error:
-        (folder / LOG).write_text(json.dumps({"msg": str(error)}))
-    finally:
-        os._exit(127)
-
-
-def _mount_layer(layer: str) -> None:
-    """A writable layer above the image's root file system, in a mount namespace that ends with the
-    container. Names without a path: a colon or a comma would mean something in one."""
-    os.chdir(layer)
-    _private_mounts()
-    options = b"lowerdir=lower,upperdir=upper,workdir=work"
-    _check(_libc.mount(b"overlay", b"rootfs", b"overlay", 0, options), "mount an overlay")
-
-
-def _private_mounts() -> None:
-    _check(_libc.unshare(_NEWNS), "unshare")
-    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "mount")
-
-
 def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
@@ -255,7 +226,8 @@ def main(folder: str, hidden: str) -> None:
     cgroups of version 1 and 2 side by side."""
     os.chdir(folder)
     if hidden:
-        _private_mounts()
+        _check(_libc.unshare(_NEWNS), "unshare")
+        _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "mount")
         _check(_libc.umount2(os.fsencode(hidden), _DETACH), "umount")
     Path(SOCKET).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
