@@ -43,22 +43,25 @@ class ShimClient:
     ) -> None:
         self._on_state, self._on_forgotten, self._on_lost = on_state, on_forgotten, on_lost
         self._socket: socket.socket | None = None
+        self._loop = asyncio.get_running_loop()
+        self._connecting = asyncio.Lock()
 
     async def connect(self, folder: Path, hidden: str) -> None:
         """Start a shim if there is none, and take over its states. Raises EngineUnavailable."""
-        if self._socket is not None:
-            return
-        try:
-            self._socket = await asyncio.to_thread(_connected, folder, hidden)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise EngineUnavailable(
-                f"The shim of the containers can't be started: {error}."
-            ) from error
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket, self.receive)
-        while not self._read():
-            pass
-        self._socket.setblocking(False)
+        async with self._connecting:
+            if self._socket is not None:
+                return
+            try:
+                self._socket = await asyncio.to_thread(_connected, folder, hidden)
+                while not self._read():
+                    pass
+            except (OSError, subprocess.SubprocessError) as error:
+                self.close()
+                raise EngineUnavailable(
+                    f"The shim of the containers can't be started: {error}."
+                ) from error
+            self._socket.setblocking(False)
+            self._loop.add_reader(self._socket, self.receive)
 
     def start(self, name: str, command: Sequence[str], fds: Sequence[int]) -> None:
         self._send({"start": name, "command": command}, fds)

@@ -75,8 +75,7 @@ class Container:
     def enter(self, state: ShimState | None, readers: Sequence[int] = ()) -> None:
         """As the shim says; None if it is lost."""
         self.state = state
-        self._close_readers()
-        self.readers[:] = readers
+        self.readers += readers
         if state is None or state.code is not None:
             self.end()
         elif state.pid is not None:
@@ -105,14 +104,11 @@ class Container:
         for attached in self.attached:
             attached.close()
         self.attached.clear()
-        self._close_readers()
+        while self.readers:
+            os.close(self.readers.pop())
         if self.pipes is not None:
             self.pipes.close()
             self.pipes = None
-
-    def _close_readers(self) -> None:
-        while self.readers:
-            os.close(self.readers.pop())
 
 
 class Containers:

@@ -10,8 +10,8 @@ that it is given. Each packet is a JSON object, some with file descriptors:
     worker: {"start": name, "command"}        with stdin, stdout and stderr for the container, and
                                               the reading ends of the last two
             {"forget": name}
-    shim:   {"name", "pid", "code"}           with the reading ends; to every worker, at each
-                                              change and when it connects
+    shim:   {"name", "pid", "code"}           to every worker, at each change and when it connects;
+                                              the first one with the reading ends
             {"forgotten": name}               to every worker; no more of it comes
 
 A container has no `pid` before the runtime has started it, and a `code` when it has ended; one
@@ -54,6 +54,9 @@ class Container:
         self.runtime = 0
         self.pid: int | None = None
         self.code: int | None = None
+
+    def state(self) -> dict[str, object]:
+        return {"name": self.name, "pid": self.pid, "code": self.code}
 
 
 class Shim:
@@ -110,7 +113,7 @@ class Shim:
         self._workers.add(worker)
         self._selector.register(worker, selectors.EVENT_READ, self._receive)
         for one in self._containers.values():
-            self._tell(one, worker)
+            self._send(worker, one.state(), one.streams)
         self._send(worker, {"ready": True}, [])
 
     def _receive(self, worker: socket.socket) -> None:
@@ -134,10 +137,9 @@ class Shim:
         for fd in fds:
             os.close(fd)
 
-    def _tell(self, one: Container, *workers: socket.socket) -> None:
-        packet = {"name": one.name, "pid": one.pid, "code": one.code}
-        for worker in workers or [*self._workers]:
-            self._send(worker, packet, one.streams)
+    def _tell(self, one: Container, fds: list[int] | None = None) -> None:
+        for worker in [*self._workers]:
+            self._send(worker, one.state(), fds or [])
 
     def _send(self, worker: socket.socket, packet: object, fds: list[int]) -> None:
         try:
@@ -155,7 +157,7 @@ class Shim:
 
     def _start(self, name: str, command: list[str], fds: list[int]) -> None:
         one = self._containers[name] = Container(name, fds[3:])
-        self._tell(one)
+        self._tell(one, one.streams)
         try:
             # Not before: who sees the mark knows the container from the shim, or the shim died.
             Path(RUN, one.name, STARTED).touch()
