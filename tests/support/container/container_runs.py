@@ -10,7 +10,6 @@ from typing import Any
 from msgspec.structs import replace
 from tests.support.fake_containers import FakeEngine, Script
 
-from penstock.ports.executor import CancelToken
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.workloads.container.config import InputRules, WorkerConfig
 from penstock.workloads.container.engine import OWNER_LABEL, ContainerSummary
@@ -19,6 +18,7 @@ from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import JobFolders, Sandbox
 from penstock.workloads.container.job import ContainerJob, ContainerResult, Limits, Stream
 from penstock.workloads.container.runner import Runner
+from penstock.workloads.container.timeouts import StopRequest
 
 IMAGE = "tool:1"
 
@@ -46,7 +46,7 @@ class Rig:
         self.config = WorkerConfig(stop_grace=5)
         self.sandboxes = JobFolders(folder, InputRules())
         self.job = ContainerJob(job_id="job-1", image=IMAGE, limits=Limits(max_runtime_seconds=10))
-        self.stop = CancelToken()
+        self.stop = StopRequest()
         self.output = Output(folder / "logs", 1 << 20)
 
     @property

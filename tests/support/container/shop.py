@@ -13,7 +13,6 @@ import pytest
 from tests.conftest import needs_runtime
 
 from penstock.ports.clock import SystemClock
-from penstock.ports.executor import CancelToken
 from penstock.testing.images import IMAGE
 from penstock.workloads.container.config import BuildRules, InputRules, WorkerConfig
 from penstock.workloads.container.engine import OWNER_LABEL, ContainerEngine
@@ -25,6 +24,7 @@ from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import JobFolders, Sandbox
 from penstock.workloads.container.job import ContainerJob, ContainerResult, Limits
 from penstock.workloads.container.runner import Runner
+from penstock.workloads.container.timeouts import StopRequest
 
 MIB = 1 << 20
 
@@ -45,7 +45,7 @@ class Shop:
         self.output = Output(folder / "logs", MIB)
         self.left: list[str] = []
         """Files that the last job left in its output folder."""
-        self.stop = CancelToken()
+        self.stop = StopRequest()
 
     @property
     def runner(self) -> Runner:

@@ -217,19 +217,6 @@ async def test_a_cancel_ends_the_container_and_gives_its_reason(rig: Rig) -> Non
 
 
 @with_rig
-async def test_a_cancel_from_another_thread_is_heard(rig: Rig) -> None:
-    import threading
-
-    rig.script(seconds=1000)
-    running = rig.begin()
-    await rig.passes(1)
-    thread = threading.Thread(target=rig.stop.request, args=("now",))
-    thread.start()
-    thread.join()
-    assert code_of(await running) == "CANCELLED"
-
-
-@with_rig
 async def test_a_cancel_that_comes_after_the_exit_changes_nothing(rig: Rig) -> None:
     rig.script(seconds=1, exit_code=4)
     rig.engine.fault("usage", Fault(), Fault(after=1))  # the job is being closed meanwhile

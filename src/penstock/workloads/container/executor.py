@@ -32,7 +32,6 @@ from penstock.ports.executor import (
     REATTACHABLE,
     SCHEMA,
     USAGE,
-    CancelToken,
     Context,
     Environment,
     Interrupted,
@@ -69,7 +68,7 @@ from penstock.workloads.container.machine import Need, need_of
 from penstock.workloads.container.protocol.body import Unreadable, compact, encode, read_input
 from penstock.workloads.container.protocol.schema import JobBody
 from penstock.workloads.container.protocol.submission import check_job
-from penstock.workloads.container.timeouts import drop, in_thread_if, to_its_end
+from penstock.workloads.container.timeouts import StopRequest, drop, in_thread_if, to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +211,7 @@ class ContainerAttempt:
     ) -> None:
         self._host, self._job, self._ctx, self._is_repeatable = host, job, ctx, is_repeatable
         self._sandbox = host.folders.sandbox(job.job_id, self._check_pointer)
-        self._stop = CancelToken()
+        self._stop = StopRequest()
         self._starting = False
         """From just before the container is started."""
         self._uploads: dict[Stream, asyncio.Task[BlobStat]] = {}

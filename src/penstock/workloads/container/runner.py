@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from penstock.ports.clock import Clock
-from penstock.ports.executor import CancelToken
 from penstock.ports.process import failpoint
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
@@ -57,7 +56,7 @@ from penstock.workloads.container.result import Cause, ended, exited, failed, nu
 from penstock.workloads.container.timeouts import (
     Late,
     Stopped,
-    StopSignal,
+    StopRequest,
     done_within,
     drop,
     to_its_end,
@@ -106,16 +105,15 @@ class Runner:
         job: ContainerJob,
         sandbox: Sandbox,
         output: Output,
-        stop: CancelToken,
+        stop: StopRequest,
         *,
         starts: Callable[[], Awaitable[None]] | None = None,
     ) -> ContainerResult:
         """The container has ended when this returns. It and the sandbox are still there: `remove`
         and `Sandbox.delete` are for when the end is recorded. `starts` is awaited just before the
         container is started; if it is cancelled, the container never is."""
-        with StopSignal(stop) as stopping:
-            run = ContainerRun(self, job, sandbox, output, stopping)
-            return await run.to_its_end(run.from_the_start(starts))
+        run = ContainerRun(self, job, sandbox, output, stop)
+        return await run.to_its_end(run.from_the_start(starts))
 
     async def adopt(
         self,
@@ -123,19 +121,18 @@ class Runner:
         found: ContainerSummary,
         sandbox: Sandbox,
         output: Output,
-        stop: CancelToken,
+        stop: StopRequest,
         started_at: float,
     ) -> ContainerResult:
         """Take up a container that an earlier worker left. What it was not sent of its input
         it does not get; its run time counts from when it was started. One that was only created
         is made anew: an engine that is still about to start it would run the job twice."""
-        with StopSignal(stop) as stopping:
-            run = ContainerRun(self, job, sandbox, output, stopping)
-            run.ran, run.image_id = True, found.labels.get(IMAGE_LABEL, "")
-            left = self._left(job, found, started_at)
-            if found.state is ContainerState.EXITED:
-                return await run.to_its_end(run.after_the_end(out_of_time=left <= 0))
-            return await run.to_its_end(run.from_the_middle(left))
+        run = ContainerRun(self, job, sandbox, output, stop)
+        run.ran, run.image_id = True, found.labels.get(IMAGE_LABEL, "")
+        left = self._left(job, found, started_at)
+        if found.state is ContainerState.EXITED:
+            return await run.to_its_end(run.after_the_end(out_of_time=left <= 0))
+        return await run.to_its_end(run.from_the_middle(left))
 
     def _left(self, job: ContainerJob, found: ContainerSummary, started_at: float) -> float:
         """Seconds of its time; fetching the image was none of it."""
@@ -163,7 +160,7 @@ class ContainerRun:
         job: ContainerJob,
         sandbox: Sandbox,
         output: Output,
-        stopping: StopSignal,
+        stopping: StopRequest,
     ) -> None:
         self._engine, self._config, self._clock = runner.engine, runner.config, runner.clock
         self._images, self._name = runner.images, runner.name_of(job.job_id)
@@ -311,7 +308,8 @@ class ContainerRun:
     async def _see_through(self, seconds: float) -> ContainerResult:
         exit = asyncio.ensure_future(self._monitor.exit())
         watch = asyncio.ensure_future(self._until_too_much()) if self._job.outputs else None
-        ends = (exit, self._stopping.future, *([watch] if watch else ()))
+        asked = asyncio.ensure_future(self._stopping.wait())
+        ends = (exit, asked, *([watch] if watch else ()))
         try:
             await done_within(self._clock, max(seconds, 0.0), *ends)
             await self._while_engine_is_away(exit)
@@ -321,7 +319,7 @@ class ContainerRun:
             await drop(watch)
             return await self._end_it(exit, cause)
         finally:
-            await drop(exit, watch)
+            await drop(exit, asked, watch)
 
     async def _exited(self, exit: ExitStatus) -> ContainerResult:
         await asyncio.gather(self._monitor.finish(), self._look_at_usage())

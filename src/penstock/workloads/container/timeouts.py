@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from penstock.ports.clock import Clock
-from penstock.ports.executor import CancelToken
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,52 +96,35 @@ async def in_thread_if(
     return await in_thread(call, *args, **kwargs) if takes_long else call(*args, **kwargs)
 
 
-class StopSignal:
-    """A job's token, for one event loop: wakes whoever waits when the end is asked for."""
+class StopRequest:
+    """Whether the end of a run was asked for, and why; of one event loop."""
 
-    def __init__(self, token: CancelToken) -> None:
-        self._token = token
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[None] = self._loop.create_future()
-
-    def __enter__(self) -> StopSignal:
-        self._forget = self._token.when_requested(self._hear)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._forget()
-        self.future.cancel()
+    def __init__(self) -> None:
+        self.reason = ""
+        self._asked = asyncio.Event()
 
     @property
     def requested(self) -> bool:
-        return self._token.requested
+        return self._asked.is_set()
 
-    @property
-    def reason(self) -> str:
-        return self._token.reason
+    def request(self, reason: str) -> None:
+        """The first reason counts."""
+        self.reason = self.reason or reason or "cancelled"
+        self._asked.set()
+
+    async def wait(self) -> None:
+        await self._asked.wait()
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
         """What it returns; raises Stopped when the end is asked for, and nothing of it goes on."""
-        if self._token.requested:
+        if self.requested:
             work.close()
             raise Stopped
-        task = asyncio.ensure_future(work)
+        task, asked = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
         try:
-            await asyncio.wait((task, self.future), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise Stopped
         finally:
-            await drop(task)
-
-    def _hear(self) -> None:
-        self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
+            await drop(task, asked)
