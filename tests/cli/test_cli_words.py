@@ -14,7 +14,7 @@ from rich.console import Console
 
 from penstock.cli.formats import Whole, moment, plural, short_id, size, span
 from penstock.cli.options import DURATION, MOMENT, PAIR, SIZE
-from penstock.cli.output import Listing, Wrapped
+from penstock.cli.output import JobId, Listing, Wrapped
 from penstock.core.job import IdSource
 
 
@@ -126,6 +126,17 @@ def test_whole_cells_are_never_cut_and_numbers_are_aligned_to_the_right() -> Non
     _, first, second = captured.get().splitlines()
     assert first.startswith("0123456789ab      7  xxxx")
     assert second.startswith("0123456789ab  1,000  xxxx")
+
+
+def test_a_wide_table_has_whole_ids_and_more_columns() -> None:
+    row = {"JOB": JobId(IdSource().next(1e9)), "+PRIORITY": "batch", "NOTE": "x" * 99, "ERROR": ""}
+    page = Console(file=io.StringIO(), width=60, color_system=None)
+    with page.capture() as captured:
+        page.print(Listing([row]), Listing([row], wide=True))
+    narrow, short, wide, whole = (line.split() for line in captured.get().splitlines())
+    assert (narrow, wide) == (["JOB", "NOTE"], ["JOB", "PRIORITY", "NOTE"])
+    assert row["JOB"] == whole[0]
+    assert whole[0].endswith(short[0])
 
 
 def test_wrapped_cells_keep_all_their_words() -> None:

@@ -270,8 +270,8 @@ class Listing:
 def _cell(value: Cell, wide: bool = True) -> str | Text:
     if value is None:
         return ""
-    if isinstance(value, JobId) and not wide:
-        return short_id(value)
+    if isinstance(value, JobId):
+        return Whole(value) if wide else short_id(value)
     return Number(f"{value:,}") if isinstance(value, int) else value
 
 
