@@ -74,7 +74,7 @@ def _prompt(words: tuple[str, ...]) -> str:
 
 
 def chat_of(messages: Sequence[Message], options: SpoolOptions) -> ChatRequest:
-    """A request for what comes next in a conversation, told as it is made."""
+    """A request for the next message of a conversation, streamed."""
     if options.system:
         messages = [Message(role="system", content=options.system), *messages]
     return ChatRequest(
@@ -190,8 +190,8 @@ def stats_of(result: LlmResult, seconds: float) -> str:
     usage, timings = result.usage, result.timings
     cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
     said = [
-        f"{result.model}: {plural(usage.prompt_tokens, 'token')} read{cached}",
-        f"{plural(usage.completion_tokens, 'token')} said",
+        f"{result.model}: {plural(usage.prompt_tokens, 'prompt token')}{cached}",
+        plural(usage.completion_tokens, "answer token"),
         span(seconds),
     ]
     if timings.predicted_ms:

@@ -108,15 +108,15 @@ class Partner:
 _PROMPT = "> "
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _HELP = """\
-  /clear      forget what was said, and begin anew
+  /clear      start a new conversation
   /save FILE  write the conversation to a file, as the input of a job
-  /exit       end it, as Ctrl-D does
-  Ctrl-C      end an answer; what of it was said stays
-A line that begins with // is said with one of them."""
+  /exit       end the chat, as Ctrl-D does
+  Ctrl-C      stop an answer; the part so far is kept
+A line that begins with // is sent with a single /."""
 
 
 class Talk:
-    """Asks and answers in turn, until somebody has had enough."""
+    """The loop of a chat: reads a line, prints the answer."""
 
     def __init__(self, partner: Partner, options: SpoolOptions, *, stats: bool) -> None:
         self._partner, self._options, self._stats = partner, options, stats
@@ -129,7 +129,7 @@ class Talk:
 
     def run(self) -> int:
         _edit_lines()
-        _say(f"{model_of(self._partner.topic)}; /help tells what can be done, Ctrl-D ends")
+        _say(f"{model_of(self._partner.topic)}; /help lists the commands, Ctrl-D ends the chat")
         with suppress(_Ended), _ended_by_signals():
             while (text := _line()) is not None:
                 try:
@@ -160,7 +160,7 @@ class Talk:
     # -- asking -------------------------------------------------------------------
 
     def _ask(self, text: str) -> None:
-        """A turn that failed is taken back; of one that was cut short stays what was said."""
+        """A turn that failed is dropped; of a stopped answer, the part so far is kept."""
         asked = Message(role="user", content=text)
         if answer := self._answer([*self._messages, asked]):
             self._messages += [asked, Message(role="assistant", content=answer)]
@@ -203,9 +203,9 @@ class Talk:
 
     def _save(self, rest: str) -> None:
         if not rest:
-            raise PenstockError("say where to: /save FILE")
+            raise PenstockError("no file given: /save FILE")
         if not self._messages:
-            raise PenstockError("nothing was said yet")
+            raise PenstockError("the conversation is empty")
         path = Path(rest).expanduser()
         request = msgspec.json.encode(chat_of(self._messages, self._options))
         try:
@@ -270,7 +270,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _line() -> str | None:
-    """What is typed; None at the end of it. Ctrl-C begins the line anew."""
+    """The next line typed; None at the end of input. Ctrl-C clears the line."""
     while True:
         try:
             return input(_PROMPT)
@@ -280,7 +280,7 @@ def _line() -> str | None:
         except KeyboardInterrupt:
             _say("")
         except UnicodeDecodeError:
-            _complain("that was not UTF-8")
+            _complain("the line is not UTF-8")
 
 
 def _edit_lines() -> None:

@@ -1,4 +1,4 @@
-"""Options of a generation by a language model, and how a model's failures are told."""
+"""Options of a generation by a language model, and the errors for a model's failures."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def _ms(milliseconds: float) -> str:
 
 
 def _judged(job: Job, now: float) -> Iterator[tuple[str, str]]:
-    """What the safety rules said, and whose word it takes or took."""
+    """The decision of the safety rules, and the approvals."""
     if (verdict := job.verdict) is not None:
         said = f"{verdict.decision} by rule {verdict.rule_id}, snapshot {verdict.snapshot}"
         yield "verdict", said + (f": {verdict.reason}" if verdict.reason else "")

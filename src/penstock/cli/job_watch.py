@@ -81,7 +81,7 @@ def watch(engine: EngineRef, job: str, json: bool) -> int:
 
 
 async def _updates(api: EngineApi, job_id: str) -> AsyncIterator[JobUpdate]:
-    """All that happened so far, in its order, and then what `EngineApi.follow` tells."""
+    """Everything that has happened so far, in order, then the updates of `EngineApi.follow`."""
     told, read = 0, 0
     for update in await _past(api, job_id):
         match update:

@@ -204,7 +204,7 @@ def prepare(engine: EngineRef, model: str, folder: Path, json: bool) -> None:
     from penstock.workloads.pipes.setup import pipe_source
 
     if folder.exists():
-        raise InvalidRequest("FOLDER", f"{folder} is there already: name a new one")
+        raise InvalidRequest("FOLDER", f"{folder} exists already: give a new folder")
     name, path = pipe_source(engine.settings(node__model=model))
     with explained(), progress(name) as bar:
         # Only now: these take a second to import.

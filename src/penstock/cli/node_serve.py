@@ -140,7 +140,7 @@ of_one = options(
 
 
 def settings_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What was said of a node, under the settings' names."""
+    """The options of a node, under the names of the settings."""
     from penstock.config.settings import NodeSettings
 
     renamed = {"keep_cache" if name == "keep" else name: value for name, value in said.items()}
@@ -204,7 +204,7 @@ def node_settings(engine: EngineRef, said: dict[str, Any]) -> Settings:
 
 
 def stay_with_parent() -> None:
-    """End with whoever started this process, however that ends: its pipe to us is then closed."""
+    """End with the parent process, however that ends: standard input is closed then."""
 
     def watch() -> None:
         while os.read(0, 4096):

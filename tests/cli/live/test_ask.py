@@ -52,7 +52,7 @@ def test_words_and_standard_input_are_one_prompt(asked: Penstock) -> None:
 def test_what_it_took_is_told_on_standard_error(asked: Penstock) -> None:
     done = asked("ask", "Say hi.", *GREEDY, "--stats", "--model", "smollm2")
     assert done.stderr.startswith(f"{MODEL}: ")
-    assert "6 tokens said" in done.stderr
+    assert "6 answer tokens" in done.stderr
     assert "tokens/s" in done.stderr
 
 

@@ -82,7 +82,7 @@ def test_each_turn_has_those_before_it(chat: Terminal) -> None:
 def test_what_an_answer_took_and_its_way_are_told(chat: Terminal) -> None:
     chat.type("one\n")
     told = chat.read_to("on the network")
-    assert "Echo: 7 tokens read, 3 tokens said, 30 tokens/s" in told
+    assert "Echo: 7 prompt tokens, 3 answer tokens, 30 tokens/s" in told
     assert "b, layers 0-14: 10 ms a pass" in told
 
 
@@ -145,8 +145,8 @@ def test_a_saved_conversation_is_the_input_of_a_job(
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("/save", "say where to: /save FILE"),
-        ("/save x.json", "nothing was said yet"),
+        ("/save", "no file given: /save FILE"),
+        ("/save x.json", "the conversation is empty"),
         ("/claer", "there is no /claer; did you mean /clear?"),
         ("/help", "write the conversation to a file"),
         ("//clear", "I heard u:/clear"),

@@ -109,7 +109,7 @@ def test_an_origin_answers_as_the_whole_model_does(pair: Pair, small: SmallModel
 def test_a_conversation_goes_over_the_nodes(pair: Pair) -> None:
     done = pair("chat", "--stats", "--temperature", "0", "--max-tokens", "5", given="abc")
     assert done.stdout.strip()
-    assert "5 tokens said" in done.stderr
+    assert "5 answer tokens" in done.stderr
     assert "b, layers 1-2: " in done.stderr
 
 
