@@ -45,7 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("up --model x --nodes 0", 2, "0 is not in the range 1<=x<=64"),
         ("up --model x --connect unix:/x", 2, "--connect can't be used here"),
         ("prepare nowhere folder", 3, "nowhere"),
-        ("prepare x .", 2, "FOLDER: . is there already"),
+        ("prepare x .", 2, "FOLDER: . exists already"),
         ("status --watch", 2, "--watch needs a terminal"),
         ("status", 8, "no node and no engine of"),
         ("status --join host:1", 2, "the network's key is not known in"),
