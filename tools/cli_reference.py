@@ -46,7 +46,8 @@ it to the engine. `run` waits by default, the others detach. `--wait-timeout` en
 and what runs goes on; `--timeout` is the maximum run time of the job itself.
 
 Ctrl-C in a command that waits for what it started cancels that; once more leaves at once. Ctrl-C
-in a command that only watches (`watch`, `logs -f`, `result --wait`) leaves the job alone.
+in a command that only watches (`watch`, `logs -f`, `result --wait`, `events`, `top`) leaves the job
+alone. The exit code is 130 in every case; a server that could finish first ends with 0.
 
 ## Which job
 

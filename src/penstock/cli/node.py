@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -90,8 +89,7 @@ def status(
     if watch and (json or not sys.stdout.isatty()):
         raise click.UsageError("--watch needs a terminal")
     settings = engine.settings(node__key=key)
-    with contextlib.suppress(KeyboardInterrupt):
-        run(_status(engine, settings, join, max(0.1, interval) if watch else None, json))
+    run(_status(engine, settings, join, max(0.1, interval) if watch else None, json))
 
 
 async def _status(

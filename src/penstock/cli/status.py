@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -153,8 +152,7 @@ def top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
 
     Ctrl-C ends it. With --json it prints one snapshot.
     """
-    with contextlib.suppress(KeyboardInterrupt):
-        run(_top(engine, max(0.1, interval), once or not sys.stdout.isatty(), json))
+    run(_top(engine, max(0.1, interval), once or not sys.stdout.isatty(), json))
 
 
 async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:

@@ -145,7 +145,7 @@ def test_the_status_can_be_watched(pair: Pair) -> None:
         terminal.read_to("tiny  6 layers, 2 nodes  complete")
         terminal.read_to("tiny  6 layers, 2 nodes  complete")
         terminal.type("\x03")
-        assert terminal.ended() == 0
+        assert terminal.ended() == 130
 
 
 def test_a_node_that_is_asked_to_end_drains_and_is_missed(pair: Pair) -> None:
