@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     contextmanager,
     nullcontext,
 )
@@ -216,7 +215,7 @@ class Call:
         self._check_encoding()
         return parts_of(self.receive, self.services.options)
 
-    def attending(self) -> AbstractContextManager[RequestScope]:
+    def attending(self) -> RequestScope:
         """Scope of a wait, after the body was read: ends when the client disconnects."""
         return self.services.monitor.attending(self.receive, self.still_welcome)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -40,6 +41,7 @@ _LINGER = 5.0
 class Connection(HttpToolsProtocol):
     """Made by `protocol_with`, which gives it its options."""
 
+    cycle: Exchange
     options: HttpOptions
     problem: ProblemReply
     constant_source: list[tuple[bytes, bytes]] | None = None
@@ -72,6 +74,11 @@ class Connection(HttpToolsProtocol):
         self.deadline = self.loop.time() + self.options.head_timeout
         if len(self.connections) > self.options.max_connections:
             self.refuse(503, "TOO_MANY_CONNECTIONS", "there are too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if (on_lost := getattr(self.cycle, "on_lost", None)) is not None:  # there may be no request
+            on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -225,7 +232,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle
-        if not cycle.response_complete:
+        if not cycle.response_complete and cycle.on_lost is None:
             cycle.body += body
             if len(cycle.body) > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()
@@ -258,6 +265,7 @@ class Exchange(RequestResponseCycle):
     more_body = True
     chunked_encoding = None
     expected_content_length = 0
+    on_lost: Callable[[], None] | None = None
 
     def __init__(self, connection: Connection, scope: dict[str, Any], keep_alive: bool) -> None:
         self.scope = scope  # type: ignore[assignment]
@@ -268,6 +276,15 @@ class Exchange(RequestResponseCycle):
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = connection.expect_100_continue
         self.body = bytearray()
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Call this when the client disconnects; what it sends until then is dropped. None ends
+        that."""
+        self.on_lost = on_lost
+        if on_lost is not None:
+            self.flow.resume_reading()
+            if self.disconnected:
+                on_lost()
 
 
 def protocol_with(options: HttpOptions, problem: ProblemReply = problem_reply) -> type[Connection]:

@@ -31,14 +31,21 @@ class Stalled(PenstockError):
 
 
 class RequestScope:
-    """One stream or wait, which runs in the task that made this."""
+    """One stream or wait, which runs in the task that made this. The reason of an abort is raised
+    at its end."""
 
-    __slots__ = ("_error", "_task", "may_stay", "since")
+    __slots__ = ("_error", "_open", "_receive", "_task", "may_stay", "since")
 
-    def __init__(self, may_stay: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        open_scopes: set[RequestScope],
+        receive: Receive | None,
+        may_stay: Callable[[], object] | None,
+    ) -> None:
+        """With `receive`, it is aborted when the client disconnects."""
         task = asyncio.current_task()
         assert task is not None
-        self._task = task
+        self._task, self._open, self._receive = task, open_scopes, receive
         self._error: Exception | None = None
         self.since: float | None = None
         """When sending of the current part began."""
@@ -50,27 +57,24 @@ class RequestScope:
             self._error = error
             self._task.cancel()
 
-    @contextmanager
-    def heeding(self, receive: Receive | None) -> Generator[None]:
-        """Raise the reason of an abort; with `receive`, also when the client disconnects."""
-        watch = None
-        if receive is not None:
-            watch = asyncio.get_running_loop().create_task(self._see_off(receive))
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._error is None:
-                raise
+    def _leave(self) -> None:
+        self.break_off(Gone())
+
+    def __enter__(self) -> RequestScope:
+        self._open.add(self)
+        if self._receive is not None:
+            self._receive.__self__.watch(self._leave)  # type: ignore[attr-defined]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        self._open.discard(self)
+        if self._receive is not None:
+            self._receive.__self__.watch(None)  # type: ignore[attr-defined]
+        if isinstance(error, asyncio.CancelledError) and self._error is not None:
             self._task.uncancel()
             raise self._error from None
-        finally:
-            if watch is not None:
-                watch.cancel()
-
-    async def _see_off(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.break_off(Gone())
 
 
 class RequestMonitor:
@@ -81,19 +85,13 @@ class RequestMonitor:
         self._open: set[RequestScope] = set()
         self._closed = False
 
-    @contextmanager
     def attending(
         self, receive: Receive | None, may_stay: Callable[[], object] | None = None
-    ) -> Generator[RequestScope]:
+    ) -> RequestScope:
+        """`receive` is that of an `Exchange`."""
         if self._closed:
             raise _closing()
-        one = RequestScope(may_stay)
-        self._open.add(one)
-        try:
-            with one.heeding(receive):
-                yield one
-        finally:
-            self._open.discard(one)
+        return RequestScope(self._open, receive, may_stay)
 
     def look(self) -> None:
         """Abort requests that are stalled or whose key is no longer valid."""
