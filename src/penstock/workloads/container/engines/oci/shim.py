@@ -26,6 +26,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -81,7 +82,10 @@ class Shim:
         self._accept(self._listener)
         while (busy := self._workers or self._containers) or not self._may_end():
             for key, _ in self._selector.select(None if busy else _IDLE):
-                key.data(key.fileobj)
+                try:
+                    key.data(key.fileobj)
+                except Exception:  # in its log; no container ends for it
+                    sys.excepthook(*sys.exc_info())
 
     def _may_end(self) -> bool:
         """A worker that connects holds the lock meanwhile."""
@@ -218,9 +222,13 @@ def _check(result: int, what: str) -> None:
 def _kill(runtime: int) -> None:
     """One that does not come to its end, and what it started."""
     if runtime:
-        children = Path(f"/proc/{runtime}/task/{runtime}/children").read_text().split()
-        for pid in (*map(int, children), runtime):
-            os.kill(pid, signal.SIGKILL)
+        pids = [runtime]
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{runtime}/task/{runtime}/children").read_text()
+            pids += map(int, children.split())
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def main(folder: str, hidden: str) -> None:
@@ -241,6 +249,8 @@ def main(folder: str, hidden: str) -> None:
     os.setsid()
     os.umask(0o022)
     _libc.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # two are open for each container
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     Shim(listener).serve()
