@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.nats import working
 
 import penstock
 from penstock import JobState
@@ -79,9 +80,14 @@ async def engine_at(folder: Path, *, worker: bool = True, **flags: Any) -> Async
     order.clear()
     gates.clear()
     settings = load(flags={"data_dir": str(folder), **flags})
-    executors = make_executors(app, settings) if worker else []
-    async with Engine(settings, executors, listen=False) as engine:
+    behind_nats = bool(worker and settings.bus.url)
+    executors = make_executors(app, settings) if worker and not behind_nats else []
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(Engine(settings, executors, listen=behind_nats))
         await asyncio.sleep(0)  # its services have begun to listen then
+        if behind_nats:
+            worker_process = await stack.enter_async_context(working(app, settings))
+            engine.worker_id = worker_process.options.worker_id
         yield engine
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+from penstock import App
+from penstock.app.nats import NatsWorker
+from penstock.app.worker_process import WorkerProcess
+from penstock.config import Settings
 
 
 def program() -> Path:
@@ -65,3 +73,23 @@ class NatsServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+@asynccontextmanager
+async def working(
+    app: App, settings: Settings, worker_id: str = "host.example-1"
+) -> AsyncIterator[WorkerProcess]:
+    """A worker in this process that reaches its engine through NATS."""
+    nats = NatsWorker(settings, worker_id, "")
+    site = WorkerProcess(app, nats.address, settings, token=nats.token, nats=nats)
+    running = asyncio.create_task(site.run())
+    welcomed = asyncio.create_task(site.welcomed())
+    await asyncio.wait((running, welcomed), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if running.done():
+            running.result()
+        yield site
+    finally:
+        welcomed.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

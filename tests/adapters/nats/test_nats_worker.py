@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, working
 from tests.support.waiting import soon
 
 from penstock import App
 from penstock.adapters.nats.connection import NatsOptions, open_client, token_of
 from penstock.app.engine import Engine
 from penstock.app.nats import NatsWorker
-from penstock.app.worker_process import WorkerProcess
 from penstock.cli.worker import wait_for_engine
 from penstock.config import Settings, load
 from penstock.config.loading import shown
@@ -34,25 +31,6 @@ LARGE = 3 << 20
 def settings_of(folder: Path, url: str, **flags: object) -> Settings:
     given = {"data_dir": str(folder), "bus.url": url, "bus.prefix": f"t-{folder.name}", **flags}
     return load(environ={}, flags=given)
-
-
-@asynccontextmanager
-async def working(
-    app: App, settings: Settings, worker_id: str = "host.example-1"
-) -> AsyncIterator[WorkerProcess]:
-    nats = NatsWorker(settings, worker_id, "")
-    site = WorkerProcess(app, nats.address, settings, token=nats.token, nats=nats)
-    running = asyncio.create_task(site.run())
-    welcomed = asyncio.create_task(site.welcomed())
-    await asyncio.wait((running, welcomed), return_when=asyncio.FIRST_COMPLETED)
-    try:
-        if running.done():
-            running.result()
-        yield site
-    finally:
-        welcomed.cancel()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 def request(topic: str, data: bytes = b"{}", **fields: object) -> JobRequest:

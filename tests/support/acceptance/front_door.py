@@ -26,10 +26,17 @@ class House(Cluster):
         self.rules = folder / "rules.toml"
         self.rules.write_text(rules)
         self.url = ""
+        self._worker: subprocess.Popen[bytes] | None = None
         self.people: dict[str, Person] = {}
 
+    @property
+    def is_behind_nats(self) -> bool:
+        """Whether jobs are run by a worker of its own, which reaches the engine through NATS."""
+        return "PENSTOCK_BUS__URL" in self.environment
+
     def open(self, app: str = "jobs:app") -> None:
-        self.engine = self.start("up", "--app", app, "--rules", str(self.rules))
+        runs = ("--no-worker",) if self.is_behind_nats else ("--app", app)
+        self.engine = self.start("up", *runs, "--rules", str(self.rules))
 
         def is_ready() -> bool:
             assert self.engine.poll() is None, self.log_of(self.engine)
@@ -40,10 +47,16 @@ class House(Cluster):
         self.url = next(word for word in words if word.startswith("http://"))
         # Started again, it is found at the same place.
         self.environment["PENSTOCK_HTTP__LISTEN"] = self.url.removeprefix("http://")
+        if self.is_behind_nats:
+            bus = ("--bus", self.environment["PENSTOCK_BUS__URL"])
+            self._worker = self.start("worker", "start", *bus, "--app", app)
+            eventually(lambda: len(self.workers()) == 1, "the worker joins", PATIENCE)
 
     def reopen(self) -> None:
-        """Kill the engine, and start another on what it left."""
+        """Kill the engine with its worker, and start another on what it left."""
         kill(self.engine)
+        if self._worker is not None:
+            kill(self._worker)
         self.open()
 
     def let_in(self, **roles: str) -> None:

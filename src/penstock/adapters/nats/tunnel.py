@@ -214,6 +214,8 @@ class NatsDialer:
         loop = asyncio.get_running_loop()
         transport: NatsTransport | None = None
         accepted: asyncio.Future[None] = loop.create_future()
+        # Else asyncio tells of an exception for which nobody waited any more.
+        accepted.add_done_callback(lambda done: done.cancelled() or done.exception())
 
         def lost() -> None:
             if transport is not None:

@@ -108,6 +108,8 @@ class Engines:
             found = await self._db.fetch(self._sql["engines"], timeout=_TIMEOUT)
             owner = await self._db.fetchrow(self._sql["owner"], 0, timeout=_TIMEOUT)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            if self._db is not None:
+                self._db.terminate()
             raise translated(error, self._at) from error
         self._trouble, self._looked_at = "", begin
         self.is_free = owner is None or not owner["owns"]

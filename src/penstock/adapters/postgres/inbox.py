@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.adapters.postgres.schema import Address, connect, translated
+from penstock.adapters.postgres.schema import Address, PooledConnection, connect, translated
 from penstock.ports.inbox import InboxRow
 
 _POLL = 1.0
@@ -54,7 +54,8 @@ class PostgresInbox:
         try:
             if self._db is None or self._db.is_closed():
                 self._db = await connect(self._at)
-                await self._db.add_listener(f"{self._at.schema}_inbox", self._hear)
+                if not isinstance(self._db, PooledConnection):
+                    await self._db.add_listener(f"{self._at.schema}_inbox", self._hear)
             found: list[Any] = await self._db.fetch(sql, *values)
             return found
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:

@@ -35,8 +35,8 @@ WHERE shard = $1 AND epoch = $2 AND holder = $3 RETURNING epoch;
 -- name: release
 UPDATE {schema}.owner SET "until" = '-infinity' WHERE shard = $1 AND epoch = $2 AND holder = $3;
 
--- name: check_owner
-SELECT {schema}.check_owner($1, $2, $3);
+-- name: fence
+UPDATE {schema}.owner SET epoch = epoch + 1 WHERE shard = $1 AND holder = $2 RETURNING epoch;
 
 -- name: write_commit
 SELECT {schema}.write_commit($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);

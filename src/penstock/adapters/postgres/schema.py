@@ -13,6 +13,7 @@ import asyncpg
 from penstock.core.errors import Misconfigured, NotOwner, StoreCorrupt, StoreFailed, StoreFull
 from penstock.lifecycles.canonical import JobState
 from penstock.ports import rows
+from penstock.ports.process import keep_alive
 from penstock.ports.store import Durability
 
 PARTITION = 1_000_000
@@ -21,21 +22,31 @@ _LOCK = 0x50454E53
 """The advisory lock of migrations: "PENS"."""
 _CONNECT = 10.0
 """Seconds that a connection may take."""
+_SILENCE = 15.0
+"""Seconds after which a server that acknowledges nothing is given up."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+UNREACHABLE = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+)
+"""The server ended the connection, or refused it: it stops, restarts or crashed."""
 _SYNCHRONOUS = {Durability.DISK: "on", Durability.OS: "off", Durability.MEMORY: "off"}
 
 
 class Address(NamedTuple):
     """A database, and the schema that the jobs are in."""
 
-    url: str
+    urls: tuple[str, ...]
+    """One for each server that may be the primary."""
     schema: str
     name: str
     """As it may be shown: without user and password."""
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """From `postgresql://host/database?schema=name`."""
+        """From `postgresql://host,other/database?schema=name`."""
         parts = urlsplit(url)
         if parts.scheme not in ("postgresql", "postgres"):
             raise Misconfigured(
@@ -49,18 +60,67 @@ class Address(NamedTuple):
                 f"invalid schema name {schema!r}",
                 hint="use lower-case letters, digits and underscores",
             )
-        at = parts.netloc.rpartition("@")[2] or options.get("host", "localhost")
-        bare = urlunsplit(parts._replace(query=urlencode(options)))
-        return cls(bare, schema, f"postgresql://{at}{parts.path}")
+        user, _, hosts = parts.netloc.rpartition("@")
+        bare = parts._replace(query=urlencode(options))
+        urls = [
+            urlunsplit(bare._replace(netloc=f"{user}@{host}" if user else host))
+            for host in hosts.split(",")
+        ]
+        at = hosts or options.get("host", "localhost")
+        return cls(tuple(urls), schema, f"postgresql://{at}{parts.path}")
+
+
+class PooledConnection(asyncpg.Connection):
+    """Through a pooler such as PgBouncer: each transaction may be in another session.
+
+    So nothing that belongs to a session works: prepared statements, LISTEN, SET.
+    """
 
 
 async def connect(
     at: Address, *, durability: Durability = Durability.DISK, timeout: float = _CONNECT
 ) -> asyncpg.Connection:
-    """A new connection. Nothing but single statements is sent over it that a pooler could part."""
-    db = await asyncpg.connect(at.url, timeout=timeout, command_timeout=None)
+    """A new connection; if there are several servers, to the first that can be written to."""
+    failures: list[Exception] = []
+    for url in at.urls:
+        try:
+            db = await _connected(url, timeout / len(at.urls), primary=len(at.urls) > 1)
+            break
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as failed:
+            failures.append(failed)
+    else:
+        raise failures[-1]
     if durability is not Durability.DISK:
+        if isinstance(db, PooledConnection):
+            db.terminate()
+            raise Misconfigured(
+                f"durability {durability.value!r} can't be set through a connection pooler",
+                hint="connect to PostgreSQL itself, or set synchronous_commit there",
+            )
         await db.execute(f"SET synchronous_commit = {_SYNCHRONOUS[durability]}")
+    return db
+
+
+async def _connected(url: str, timeout: float, *, primary: bool) -> asyncpg.Connection:
+    wanted = {"target_session_attrs": "read-write"} if primary else {}
+    kind: type[asyncpg.Connection] = PooledConnection
+    # Whether there is a pooler is found out without anything that a pooler would break.
+    for cache_size in (0, 100):
+        try:
+            db = await asyncpg.connect(
+                url,
+                timeout=timeout,
+                connection_class=kind,
+                statement_cache_size=cache_size,
+                **wanted,
+            )
+        except asyncpg.TargetServerAttributeNotMatched:
+            raise ConnectionError("none of its servers is a primary") from None
+        if cache_size or db.get_server_pid() != await db.fetchval("SELECT pg_backend_pid()"):
+            break
+        db.terminate()
+        kind = asyncpg.Connection
+    keep_alive(db._transport.get_extra_info("socket"), _SILENCE)  # it has no public name
     return db
 
 
@@ -76,7 +136,19 @@ def translated(error: BaseException, at: Address) -> StoreFailed:
         return StoreFailed(f"{at.name} refuses this user: {text}", hint="check user and password")
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return StoreFailed(f"{at.name} does not exist", hint="create it with createdb")
-    if isinstance(error, OSError | TimeoutError | asyncpg.PostgresConnectionError):
+    if state in ("42703", "42704", "42883", "42P01", "42P07"):  # missing, or there already
+        return StoreCorrupt(
+            f"the schema {at.schema} of {at.name} is not one of Penstock's: {text}",
+            hint="choose another one with ?schema=NAME, or restore a backup",
+        )
+    if state == "57014":
+        return StoreFailed(
+            f"{at.name} ended a statement that took too long: {text}",
+            hint="raise statement_timeout for this user",
+        )
+    if state == "25006":
+        return StoreFailed(f"{at.name} is a replica", hint="name the primary in the URL, too")
+    if isinstance(error, (OSError, TimeoutError, *UNREACHABLE)):
         return StoreFailed(
             f"can't reach {at.name}: {text}", hint="check that PostgreSQL runs there"
         )

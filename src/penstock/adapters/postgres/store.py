@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from penstock.adapters.postgres import finding
 from penstock.adapters.postgres.schema import (
+    UNREACHABLE,
     Address,
     check_version,
     connect,
@@ -83,7 +84,7 @@ _PRUNED_STEPS = 2000
 """Checkpointed rows that one transaction removes at most."""
 _WALK = 1000
 """Rows that the search for old jobs reads at once."""
-_LOST = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, ConnectionError, TimeoutError)
+_LOST = (*UNREACHABLE, asyncpg.InterfaceError, OSError)
 """The connection broke: whether a statement was executed is unknown."""
 
 
@@ -126,6 +127,11 @@ class PostgresBackend:
         self._own = False
         self._alone = True
         self._epoch = 0
+        """As the ledger knows it."""
+        self._fence = 0
+        """The epoch in the database, which is raised after a commit whose outcome is unknown."""
+        self._last_page = 0
+        """The last page of the journal that is committed."""
         self._renewing: asyncio.Task[None] | None = None
         self._lost = ""
         """Why this engine owns the store no more."""
@@ -158,6 +164,7 @@ class PostgresBackend:
             newer = await db.fetch(sql["pages_after"], replayed)
             lagging = catch_up(jobs, ((page, decode_page(each)) for page, each in newer))
             counts = _counts(await db.fetch(sql["counts"]))
+        self._last_page = marks["page"]
         if own:
             async with self._errors():
                 writer = await self._connected()
@@ -194,7 +201,7 @@ class PostgresBackend:
                     )
                 log.info("waiting for %s, whose owner is %s", self.at.name, owner)
                 await asyncio.sleep(min(_POLL, max(end - loop.time(), 0.01)))
-        self._epoch = epoch
+        self._epoch = self._fence = epoch
         if self._lease > 0:
             self._renewing = loop.create_task(self._renew())
 
@@ -204,16 +211,19 @@ class PostgresBackend:
         try:
             while True:
                 await asyncio.sleep(self._lease / 4)
+                owner = self._owner
                 try:
                     if db is None or db.is_closed():
                         db = await connect(self.at, timeout=self._lease)
                     renewed = await db.fetchval(
-                        self._sql["renew"], *self._owner, self._lease, timeout=self._lease
+                        self._sql["renew"], *owner, self._lease, timeout=self._lease
                     )
                 except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
                     log.warning("can't renew the lease of %s: %s", self.at.name, error)
+                    if db is not None:
+                        db.terminate()
                     continue
-                if renewed is None:
+                if renewed is None and owner == self._owner:
                     self._lost = f"another engine owns {self.at.name} now"
                     log.error("%s; this engine can write no more", self._lost)
                     return
@@ -223,7 +233,7 @@ class PostgresBackend:
 
     @property
     def _owner(self) -> tuple[int, int, str]:
-        return 0, self._epoch, self.holder
+        return 0, self._fence, self.holder
 
     async def close(self) -> None:
         """Give the store up, so that another engine need not wait for the lease to end."""
@@ -248,15 +258,35 @@ class PostgresBackend:
         if self._writer is None or self._writer.is_closed():
             async with self._errors():
                 self._writer = await connect(self.at, durability=self.durability)
+                if self._last_page and not self._lost:
+                    await self._check_kept(self._writer)
         return self._writer
+
+    async def _check_kept(self, db: asyncpg.Connection) -> None:
+        """Own a database no more that has lost commits: what this engine knows is not true there.
+
+        Raises NotOwner.
+        """
+        kept = dict(await db.fetch(self._sql["highest"]))["page"]
+        if kept < self._last_page:
+            self._lost = (
+                f"{self.at.name} has lost the last {self._last_page - kept} commits: a replica that"
+                " was behind became the primary, or a backup was restored"
+            )
+            log.error("%s; this engine can write no more", self._lost)
+            raise NotOwner(self._lost)
 
     @contextlib.asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
         """Turn PostgreSQL's errors into ours."""
+        fence = self._fence
         try:
             yield
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            raise translated(error, self.at) from error
+            ours = translated(error, self.at)
+            if isinstance(ours, NotOwner) and fence != self._fence:
+                ours = StoreFailed(f"the connection to {self.at.name} was lost meanwhile")
+            raise ours from error
 
     # -- writing ------------------------------------------------------------------
 
@@ -272,6 +302,7 @@ class PostgresBackend:
         try:
             await self._to_the_end(db.execute(self._sql["write_commit"], *values))
         except _LOST as error:
+            db.terminate()
             if not await self._was_committed(commit, error):
                 raise translated(error, self.at) from error
         except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
@@ -281,6 +312,8 @@ class PostgresBackend:
         except asyncpg.PostgresError as error:
             raise translated(error, self.at) from error
         failpoint("after-commit")
+        if commit.pages:
+            self._last_page = commit.pages[-1].number
         self._commits += 1
         if self._commits % _COMPACT_EVERY == 0:
             with contextlib.suppress(*_LOST, asyncpg.PostgresError):
@@ -328,7 +361,11 @@ class PostgresBackend:
         return task.result()
 
     async def _was_committed(self, commit: Commit, error: BaseException) -> bool:
-        """Whether a commit whose answer was lost is there. Waits for the database."""
+        """Whether a commit whose answer was lost is there. Waits for the database.
+
+        The server may still work on it, or begin later. Raising the epoch waits for the first,
+        which has locked the owner's row, and makes the second fail.
+        """
         if not commit.pages:
             return False
         log.warning("the answer to a commit was lost (%s); asking %s", error, self.at.name)
@@ -340,13 +377,13 @@ class PostgresBackend:
                 raise StoreFailed(f"{self.at.name} was closed")
             try:
                 db = await self._connected()
-                # Behind the lock of the lost commit, if the server still works on that.
-                await db.execute(self._sql["check_owner"], *self._owner)
-                found: bool = await db.fetchval(self._sql["has_page"], page)
-            except (StoreFailed, *_LOST, asyncpg.PostgresError) as failed:
-                if getattr(failed, "sqlstate", "") == "PS001":
+                fence = await db.fetchval(self._sql["fence"], 0, self.holder)
+                if fence is None:
                     self._lost = f"another engine owns {self.at.name} now"
                     continue
+                self._fence = fence
+                found: bool = await db.fetchval(self._sql["has_page"], page)
+            except (StoreFailed, *_LOST, asyncpg.PostgresError):
                 await asyncio.sleep(pause)
             else:
                 return found

@@ -1,0 +1,1 @@
+from tests.acceptance.test_seed_002 import *  # noqa: F403  (its tests and fixtures)
