@@ -31,7 +31,7 @@ GENERATED = frozenset(reference_pages.PAGES)
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<kind>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.M | re.S
 )
-_MARK = re.compile(r"<!-- (?P<word>not run|file|background)(?:: (?P<value>[^\n]*?))? -->\s*\Z")
+_MARK = re.compile(r"<!-- (?P<word>not run|file|background|on)(?:: (?P<value>[^\n]*?))? -->\s*\Z")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ SLOW = {
     "docs/how-to/workers-on-other-machines.md",
 }
 """Pages that start processes which take a while, the more so while other tests run."""
+ON_MACHINES = {"docs/how-to/scale-out.md"}
+"""Pages that have a test of their own, on several machines."""
 NEEDS = {
     "docs/how-to/django.md": ("django", "gunicorn"),
     "docs/how-to/fastapi.md": ("fastapi", "uvicorn"),
@@ -82,7 +84,9 @@ NOT_RUN = {
 class Reader:
     """Follows a page as a careful reader would, in a folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, inside: Sequence[str] = ()) -> None:
+        """`inside` is what commands are started with, as on another machine."""
+        self._inside = inside
         self.folder = folder / "work"
         self.folder.mkdir()
         (self.folder / "examples").symlink_to(EXAMPLES)
@@ -142,7 +146,7 @@ class Reader:
                 self._start(command, shown, block.place)
                 continue
             ended = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", command],
+                [*self._inside, "bash", "-o", "pipefail", "-c", command],
                 cwd=self.folder,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -159,7 +163,7 @@ class Reader:
         log = self.folder.parent / f"background-{len(self._background)}.log"
         with log.open("wb") as file:
             started = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                [*self._inside, "bash", "-c", f"exec {command}"],
                 cwd=self.folder,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -232,8 +236,10 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def runnable() -> Iterator[Any]:
     for path in PAGES:
         blocks = blocks_of(path)
+        name = path.relative_to(ROOT).as_posix()
+        if name in ON_MACHINES:
+            continue
         if any(block.kind in RUN and block.mark != "not run" for block in blocks):
-            name = path.relative_to(ROOT).as_posix()
             marks = [pytest.mark.timeout(150)] if name in SLOW else []
             yield pytest.param(blocks, id=name, marks=marks)
 

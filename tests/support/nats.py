@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import ipaddress
 import shutil
 import signal
 import socket
@@ -13,10 +15,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
 from penstock import App
 from penstock.app.nats import NatsWorker
 from penstock.app.worker_process import WorkerProcess
 from penstock.config import Settings
+from penstock.ports.tls import Authority, key_pem, new_private_key
 
 
 def program() -> Path:
@@ -93,3 +100,31 @@ async def working(
         welcomed.cancel()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def make_tls_files(folder: Path, address: str) -> str:
+    """Write `key.pem`, `cert.pem` and `ca.pem`; answers what the server's configuration says."""
+    authority_key, key = new_private_key(), new_private_key()
+    authority = Authority(authority_key, "own")
+    issuer = x509.load_pem_x509_certificate(authority.pem)
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nats")]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), False
+        )
+        .sign(authority_key, None)
+    )
+    (folder / "key.pem").write_bytes(key_pem(key))
+    (folder / "cert.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    (folder / "ca.pem").write_bytes(authority.pem)
+    return f'tls {{ cert_file: "{folder}/cert.pem", key_file: "{folder}/key.pem" }}\n'

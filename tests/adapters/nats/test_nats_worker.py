@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.support.nats import NatsServer, working
+from tests.support.nats import NatsServer, make_tls_files, working
 from tests.support.waiting import soon
 
 from penstock import App
@@ -21,7 +20,7 @@ from penstock.core.errors import Misconfigured, NotAuthenticated, NotPermitted, 
 from penstock.core.job import Job, JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.tls import Authority, key_pem, new_private_key
+from penstock.ports.tls import Authority, new_private_key
 from penstock.testing.aio import run_async
 
 LARGE = 3 << 20
@@ -204,19 +203,9 @@ async def test_a_user_needs_the_right_password(tmp_path: Path) -> None:
 
 @run_async
 async def test_tls_needs_a_certificate_of_the_right_authority(tmp_path: Path) -> None:
-    authority_key, key = new_private_key(), new_private_key()
-    own, other = Authority(authority_key, "own"), Authority(new_private_key(), "other")
-    files = {
-        "key.pem": key_pem(key),
-        "cert.pem": _server_certificate(own, authority_key, key),
-        "ca.pem": own.pem,
-        "other.pem": other.pem,
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    server = NatsServer(
-        tmp_path, f'tls {{ cert_file: "{tmp_path}/cert.pem", key_file: "{tmp_path}/key.pem" }}\n'
-    )
+    tls = make_tls_files(tmp_path, "127.0.0.1")
+    (tmp_path / "other.pem").write_bytes(Authority(new_private_key(), "other").pem)
+    server = NatsServer(tmp_path, tls)
     try:
         url = f"tls://127.0.0.1:{server.port}"
         assert await reaches(NatsOptions(url=url, ca=tmp_path / "ca.pem"))
@@ -225,36 +214,6 @@ async def test_tls_needs_a_certificate_of_the_right_authority(tmp_path: Path) ->
                 await reaches(wrong)
     finally:
         server.kill()
-
-
-def _server_certificate(authority: Authority, authority_key: Any, key: Any) -> bytes:
-    """For the address 127.0.0.1, which the engine's own certificates don't name."""
-    import datetime
-    import ipaddress
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding
-    from cryptography.x509.oid import NameOID
-
-    issuer = x509.load_pem_x509_certificate(authority.pem)
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nats")]))
-        .issuer_name(issuer.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), False
-        )
-        .sign(authority_key, None)
-    )
-    return made.public_bytes(Encoding.PEM)
 
 
 @pytest.mark.parametrize(
