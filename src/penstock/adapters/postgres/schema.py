@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -103,23 +103,20 @@ async def connect(
 
 async def _connected(url: str, timeout: float, *, primary: bool) -> asyncpg.Connection:
     wanted = {"target_session_attrs": "read-write"} if primary else {}
-    kind: type[asyncpg.Connection] = PooledConnection
-    # Whether there is a pooler is found out without anything that a pooler would break.
-    for cache_size in (0, 100):
+    open_one = partial(asyncpg.connect, url, timeout=timeout, **wanted)
+    try:
+        # Whether there is a pooler is found out without anything that a pooler would break.
+        db = await open_one(connection_class=PooledConnection, statement_cache_size=0)
         try:
-            db = await asyncpg.connect(
-                url,
-                timeout=timeout,
-                connection_class=kind,
-                statement_cache_size=cache_size,
-                **wanted,
-            )
-        except asyncpg.TargetServerAttributeNotMatched:
-            raise ConnectionError("none of its servers is a primary") from None
-        if cache_size or db.get_server_pid() != await db.fetchval("SELECT pg_backend_pid()"):
-            break
-        db.terminate()
-        kind = asyncpg.Connection
+            pid = await db.fetchval("SELECT pg_backend_pid()", timeout=timeout)
+        except BaseException:
+            db.terminate()
+            raise
+        if pid == db.get_server_pid():
+            db.terminate()
+            db = await open_one()
+    except asyncpg.TargetServerAttributeNotMatched:
+        raise ConnectionError("none of its servers is a primary") from None
     keep_alive(db._transport.get_extra_info("socket"), _SILENCE)  # it has no public name
     return db
 
