@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 
+import msgspec
+
 from penstock.adapters.files.start_log import FileStartLog
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.blocking import Pulse
@@ -35,8 +37,12 @@ from penstock.config import Settings
 from penstock.core.errors import Misconfigured, PenstockError
 from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
 from penstock.ports.clock import SystemClock
-from penstock.ports.executor import Environment, Executor, is_needed
+from penstock.ports.engine_api import EngineApi
+from penstock.ports.executor import SCHEMA, Environment, Executor, is_needed
 from penstock.worker.worker import Worker, WorkerOptions
+from penstock.workloads.function.executor import FunctionExecutor
+
+log = logging.getLogger(__name__)
 
 _LAST_WORDS = 5.0
 """Seconds that a stopped worker waits for a lost engine, to send it the last results."""
@@ -147,6 +153,7 @@ class WorkerProcess:
                 security=security,
             )
         await link.connect()
+        await self._compare_signatures(api)
         keeping = asyncio.create_task(self._keep(link, security))
         pulse.start()
         working = asyncio.create_task(worker.run())
@@ -173,6 +180,24 @@ class WorkerProcess:
             if self._bind:
                 self._app.bind(None)
 
+    async def _compare_signatures(self, api: EngineApi) -> None:
+        """Warn of functions that take something else than those which the engine knows."""
+        try:
+            known = {view.topic: view.input_schema for view in await api.describe_topics()}
+        except PenstockError:
+            return
+        for executor in self.executors:
+            own = executor.facts() if isinstance(executor, FunctionExecutor) else {}
+            for name, fact in own.items():
+                topic = name.removeprefix(SCHEMA)
+                schema = known.get(topic)
+                if schema is not None and msgspec.to_builtins(fact.get("input")) != schema:
+                    log.warning(
+                        "%s: the function of this worker takes other arguments than the one"
+                        " that the engine knows; deploy the same code everywhere",
+                        topic,
+                    )
+
     async def _keep(self, link: Link, security: Security | None) -> None:
         identity = None if self._remote is None else self._remote.identity
         if identity is None or security is None:
@@ -187,8 +212,6 @@ class WorkerProcess:
 
 
 # -- several processes over one data folder ------------------------------------------
-
-log = logging.getLogger(__name__)
 
 _LOOK = 0.2
 """Seconds between looks at the lock."""

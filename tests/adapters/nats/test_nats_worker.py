@@ -178,6 +178,35 @@ async def test_an_engine_starts_before_its_nats_server(tmp_path: Path) -> None:
         server.kill()
 
 
+@run_async
+async def test_a_worker_says_that_its_function_has_another_signature(
+    nats_server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = App(), App()
+
+    @old.job("job.nats.same")
+    @new.job("job.nats.same")
+    async def same(n: int) -> int:
+        return n
+
+    @old.job("job.nats.changed")
+    async def before(n: int) -> int:
+        return n
+
+    @new.job("job.nats.changed")
+    async def after(n: int, m: str) -> int:
+        return n
+
+    settings = settings_of(tmp_path, nats_server.url)
+    async with Engine(settings) as engine, working(old, settings, "old"):
+        while not await engine.api.describe_topics():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert caplog.messages == []
+        async with working(new, settings, "new"):
+            (said,) = (m for m in caplog.messages if "other arguments" in m)
+            assert said.startswith("job.nats.changed: ")
+
+
 # -- credentials and TLS ------------------------------------------------------------
 
 
