@@ -23,6 +23,9 @@ from penstock.ports.store import Durability
 from penstock.testing.aio import run_async
 from penstock.testing.samples import accept, names, verdicts
 
+pytestmark = pytest.mark.timeout(180)
+"""Servers and engines are started; that takes a while where other tests run."""
+
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
