@@ -186,9 +186,11 @@ class WorkerProcess:
             known = {view.topic: view.input_schema for view in await api.describe_topics()}
         except PenstockError:
             return
-        for executor in self.executors:
-            own = executor.facts() if isinstance(executor, FunctionExecutor) else {}
-            for name, fact in own.items():
+        executors: list[object] = [*self.executors]
+        for executor in executors:
+            if not isinstance(executor, FunctionExecutor):
+                continue
+            for name, fact in executor.facts().items():
                 topic = name.removeprefix(SCHEMA)
                 schema = known.get(topic)
                 if schema is not None and msgspec.to_builtins(fact.get("input")) != schema:

@@ -2,13 +2,15 @@ from pathlib import Path
 
 import pytest
 from tests.acceptance.test_bad_input import *  # noqa: F403  (its tests and fixtures)
-from tests.acceptance.test_bad_input import app
+from tests.support.acceptance.bad_jobs import app
 from tests.support.on_servers import Servers
 
 import penstock
 
 
-def test_a_foreign_database_is_refused(servers: Servers, tmp_path: Path) -> None:
+def test_a_foreign_database_is_refused(  # type: ignore[no-redef]  # instead of SQLite's
+    servers: Servers, tmp_path: Path
+) -> None:
     servers.database.sql(
         f"CREATE SCHEMA {servers.schema}; CREATE TABLE {servers.schema}.job (x int)"
     )
@@ -16,7 +18,9 @@ def test_a_foreign_database_is_refused(servers: Servers, tmp_path: Path) -> None
         pass
 
 
-def test_a_corrupt_database_is_refused(servers: Servers, tmp_path: Path) -> None:
+def test_a_corrupt_database_is_refused(  # type: ignore[no-redef]  # instead of SQLite's
+    servers: Servers, tmp_path: Path
+) -> None:
     with app.run(tmp_path):
         pass
     servers.database.sql(f"DROP TABLE {servers.schema}.journal")

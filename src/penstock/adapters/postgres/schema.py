@@ -70,7 +70,7 @@ class Address(NamedTuple):
         return cls(tuple(urls), schema, f"postgresql://{at}{parts.path}")
 
 
-class PooledConnection(asyncpg.Connection):
+class PooledConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
     """Through a pooler such as PgBouncer: each transaction may be in another session.
 
     So nothing that belongs to a session works: prepared statements, LISTEN, SET.
