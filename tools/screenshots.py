@@ -20,7 +20,7 @@ from penstock.core.job import Job
 
 ALL, DOCS = Path("build/screenshots"), Path("docs/images")
 PAGES = ("", "jobs", "approvals", "pipelines", "schedules", "submit", "chat", "workers", "models")
-MORE = ("containers", "policy", "keys", "audit")
+MORE = ("containers", "spools", "policy", "keys", "audit")
 JOBS = ("shout", "failed", "mail", "running", "picture", "crawl", "pipeline", "container")
 SIZES: dict[str, dict[str, Any]] = {
     "desktop": {"viewport": {"width": 1280, "height": 860}},
