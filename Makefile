@@ -82,6 +82,7 @@ bench: .venv/.installed-bench $(MODEL) ## side by side with other engines; print
 	$(BIN)/python benchmarks/http_api.py $(HTTP_ARGS)
 	$(BIN)/python benchmarks/pipeline.py $(PIPELINE_ARGS)
 	$(BIN)/python benchmarks/container.py $(CONTAINER_ARGS)
+	$(BIN)/python benchmarks/scale_out.py $(SCALE_OUT_ARGS)
 	$(BIN)/python benchmarks/spool.py $(SPOOL_ARGS)
 	$(BIN)/python benchmarks/pipes.py $(PIPES_ARGS)
 

@@ -9,7 +9,7 @@ from typing import Any
 from marks import Marks
 from measure import cpu_seconds, percentile
 from peers.peer import Peer
-from peers.sides import DRAMATIQ, HUEY_FSYNC, PGQUEUER
+from peers.sides import DRAMATIQ, HUEY_FSYNC, PGQUEUER, PROCRASTINATE
 from processes import kill as kill_process
 from processes import running as started
 from processes import until, wait
@@ -33,6 +33,10 @@ def of_peer(side: str, folder: Path, measure: str, **options: Any) -> Figures:
         from peers.pgqueuer import PgQueuerPeer
 
         peer = PgQueuerPeer(folder)
+    elif side == PROCRASTINATE:
+        from peers.procrastinate import ProcrastinatePeer
+
+        peer = ProcrastinatePeer(folder)
     else:
         from peers.huey import HueyPeer
 
@@ -62,6 +66,33 @@ def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:
     if counted * 2 > jobs:  # else most was done before we looked, and the rest says little
         figures["cpu_us"] = cpu / counted * 1e6
     return figures
+
+
+def through(peer: Peer, *, jobs: int, workers: int) -> Figures:
+    """Submitted in thousands while worker processes run them, to the last execution."""
+    marks = Marks.given()
+    with started(peer.start_workers(workers)):
+        end = time.monotonic() + _START
+        while marks.processes() < workers:
+            peer.submit_many(10 * workers)
+            time.sleep(0.2)
+            if time.monotonic() > end:
+                raise TimeoutError(f"{marks.processes()} of {workers} workers did anything")
+        before = _settled(marks)
+        begin = time.monotonic_ns()
+        for first in range(0, jobs, _FILL):
+            peer.submit_many(min(_FILL, jobs - first))
+        _all_executed(marks, before + jobs)
+    return {"rate": jobs / (marks.last() - begin) * 1e9}
+
+
+def _settled(marks: Marks) -> int:
+    """The number of marks, once there are no more."""
+    count = -1
+    while count != marks.count():
+        count = marks.count()
+        time.sleep(0.5)
+    return count
 
 
 def submit(peer: Peer, *, seconds: float, bulk: int) -> Figures:

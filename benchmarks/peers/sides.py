@@ -9,7 +9,7 @@ import subprocess
 from peers import postgres
 
 PENSTOCK, HUEY_FSYNC, HUEY = "penstock", "huey-fsync", "huey"
-PGQUEUER, DRAMATIQ = "pgqueuer", "dramatiq"
+PGQUEUER, DRAMATIQ, PROCRASTINATE = "pgqueuer", "dramatiq", "procrastinate"
 
 SIDES = {
     PENSTOCK: "Penstock",
@@ -17,9 +17,14 @@ SIDES = {
     HUEY: "Huey, SQLite, no fsync",
     PGQUEUER: "PgQueuer, PostgreSQL, fsync",
     DRAMATIQ: "Dramatiq, Redis, memory",
+    PROCRASTINATE: "Procrastinate, PostgreSQL, fsync",
 }
 PEERS = (HUEY_FSYNC, HUEY, PGQUEUER, DRAMATIQ)
-_PACKAGES = {PGQUEUER: ("pgqueuer", "asyncpg"), DRAMATIQ: ("dramatiq",)}
+_PACKAGES = {
+    PGQUEUER: ("pgqueuer", "asyncpg"),
+    DRAMATIQ: ("dramatiq",),
+    PROCRASTINATE: ("procrastinate", "psycopg"),
+}
 
 
 def missing(side: str) -> str | None:
@@ -29,7 +34,7 @@ def missing(side: str) -> str | None:
         return f"{' and '.join(packages)} not installed: 'make bench' installs it"
     if side == DRAMATIQ and shutil.which("redis-server") is None:
         return "there is no redis-server: install the system's package of that name"
-    if side == PGQUEUER and postgres.programs() is None:
+    if side in (PGQUEUER, PROCRASTINATE) and postgres.programs() is None:
         return postgres.MISSING
     return None
 

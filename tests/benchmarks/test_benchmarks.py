@@ -144,6 +144,22 @@ def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_t
     assert "| runc: start to exit at most 1.15 times its own command" in page.read_text()
 
 
+@pytest.mark.timeout(120)
+def test_the_benchmark_on_postgresql_measures_a_takeover(tmp_path):
+    figures = tmp_path / "figures.json"
+    script = str(ROOT / "benchmarks" / "scale_out.py")
+    done = subprocess.run(
+        [sys.executable, script, "--tiny", "--only", "takeover", "--json", str(figures)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text())["results"]["takeover"]["penstock"]
+    assert found["takeover_s"] > 0
+    assert "| a killed owner is replaced in less than 5 s" in done.stdout
+
+
 @pytest.mark.seed("004", "13.3")
 @pytest.mark.timeout(180)
 def test_the_spool_benchmark_measures_llama_cpp_and_ours_and_judges_them(tmp_path, model_file):
