@@ -34,7 +34,7 @@ def experiments(run: Run) -> Iterator[Experiment]:
         sides: dict[str, Measure] = {"plain": of("plain:measure", model, "float32", run.size)}
         for nodes in NODES:
             sides[f"ours{nodes}"] = of("ours:measure", name, model, nodes, run.size)
-        if options.peer and name != "larger":
+        if options.peer and name != "billion":
             for nodes in NODES:
                 told = (options.peer, name, model, nodes, run.size)
                 sides[f"peer{nodes}"] = of("peer:measure", *told)
@@ -63,7 +63,7 @@ SIDES = {
 TITLES = {
     "real": "SmolLM2-135M, real weights (30 layers, 576 wide)",
     "plumbing": "Random weights, 8 layers, 256 wide: nearly only plumbing",
-    "larger": "Random weights, 24 layers, 1024 wide",
+    "billion": "Random weights, 8 of the 22 layers of a model of 1.1 billion weights (2048 wide)",
 }
 
 
@@ -128,7 +128,7 @@ def goals(f: Figures, longest: int) -> report.Goals:
     reach, below = goals.at_least, goals.at_most
     if "real_plain_rate" in f:
         one, three = f["real_ours1_rate"], f["real_ours3_rate"]
-        reach("1 node: 1.1 times generate's tokens/s", one / f["real_plain_rate"], 1.1)
+        reach("1 node: 1.05 times generate's tokens/s", one / f["real_plain_rate"], 1.05)
         reach("3 nodes: 0.85 of our 1 node, real weights", three / one, 0.85)
         cpu = f[f"real_ours3_first_{longest}_cpu_ms"] / f[f"real_plain_first_{longest}_cpu_ms"]
         below(f"{longest} prompt tokens: 1.3 times generate's CPU (3 nodes)", cpu, 1.3)
@@ -144,6 +144,9 @@ def goals(f: Figures, longest: int) -> report.Goals:
         reach("3 nodes: 0.7 of our 1 node, plumbing alone", three / one, 0.7)
         beyond = f["plumbing_ours3_cpu_ms"] - f["plumbing_ours1_cpu_ms"]
         below("a hop: 1 ms of CPU", beyond / f["plumbing_ours3_hops"], 1.0, "{:.2f} ms")
+    if "billion_plain_rate" in f:
+        ratio = f["billion_ours1_rate"] / f["billion_plain_rate"]
+        reach("1 node: 1.05 times generate's tokens/s, layers of 1.1 billion", ratio, 1.05)
     for nodes in NODES:
         if f"real_peer{nodes}_rate" in f:
             ratio = f[f"real_ours{nodes}_rate"] / f[f"real_peer{nodes}_rate"]

@@ -317,12 +317,13 @@ def open_model(settings: Settings) -> Source:
 
 def measured_once(source: Source, settings: Settings) -> Settings:
     """All compute in the same: measuring at the same time, each would find something else."""
+    from penstock.workloads.pipes.device import device_of
     from penstock.workloads.pipes.measure import measured
-    from penstock.workloads.pipes.model.shape import Shape
+    from penstock.workloads.pipes.weights.source import architecture_of
 
-    if settings.node.dtype.value != AUTO:
+    if settings.node.dtype.value != AUTO or device_of(settings.node.device).type != "cpu":
         return settings
-    choice = measured(Shape.of(source.config), settings.node.threads)
+    choice = measured(architecture_of(source).linears, settings.node.threads)
     return settings.changed(node__dtype=NodeDtype(choice.dtype))
 
 
@@ -342,16 +343,16 @@ def cut(source: Source, settings: Settings, count: int) -> dict[str, str]:
     They are said once and for all: whoever dies comes back with the same, and nobody else has to
     load them meanwhile.
     """
-    from penstock.workloads.pipes.model.shape import Shape
     from penstock.workloads.pipes.placement import Member, plan
+    from penstock.workloads.pipes.weights.source import architecture_of
 
-    shape = Shape.of(source.config)
-    ends = shape.vocabulary * shape.hidden / source.layer_values(0)
+    model = architecture_of(source)
+    ends = model.vocabulary * model.hidden / model.layer_values[0]
     first = settings.node.node_id
     names = [first, *(f"{first}-{number}" for number in range(2, count + 1))]
     found = plan(
-        shape.num_layers,
-        [Member(name, 1.0, shape.num_layers, base_ms=ends * (name == first)) for name in names],
+        model.num_layers,
+        [Member(name, 1.0, model.num_layers, base_ms=ends * (name == first)) for name in names],
         origin=first,
         local_layers=settings.node.local_layers,
     )

@@ -57,6 +57,7 @@ class NodeDtype(StrEnum):
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
     INT8 = "int8"
 
 
@@ -341,9 +342,13 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     is read from `<data_dir>/pipe.key`, and made there at first."""
     node_id: str = ""
     """The node's name, unique in its network; made from the host's name if empty."""
+    device: str = ""
+    """What the node computes on: `cpu`, `cuda:0`, `mps`. If empty, an accelerator if there is one
+    (of several the one with most memory free), or else the CPU."""
     dtype: NodeDtype = NodeDtype.AUTO
     """The data type of the computation; `auto` takes the faster one of float32 and bfloat16 on this
-    machine. `int8` means weights of eight bits, a quarter of the memory."""
+    machine, and 16 bits on an accelerator. `int8` means weights of eight bits, a quarter of the
+    memory; on a CPU only."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Threads that compute; 0 means that the number is measured."""
     memory: Annotated[int, Meta(ge=0, le=1 << 50)] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class RandomSource:
     """A Source over the weights of a model in memory."""
 
     def __init__(self, model: Any) -> None:
+        self.path = Path("a random model")
         self.config: Mapping[str, Any] = model.config.to_dict()
         self.generation: Mapping[str, Any] = {}
         self.layers_read: list[int] = []
@@ -65,22 +67,17 @@ class RandomSource:
         }
 
     def ends(self) -> Mapping[str, torch.Tensor]:
-        found = {
-            "embed": self._tensors["model.embed_tokens.weight"],
-            "norm": self._tensors["model.norm.weight"],
+        tied = self.config["tie_word_embeddings"]
+        return {
+            name: tensor
+            for name, tensor in self._tensors.items()
+            if not name.startswith("model.layers.") and not (tied and name == "lm_head.weight")
         }
-        if not self.config["tie_word_embeddings"]:
-            found["head"] = self._tensors["lm_head.weight"]
-        return found
 
-    def layer_bytes(self, n: int) -> int:
-        return sum(one.nbytes for one in self.layer(n).values())
-
-    def layer_values(self, n: int) -> int:
-        return sum(one.numel() for one in self.layer(n).values())
-
-    def ends_bytes(self) -> int:
-        return sum(one.nbytes for one in self.ends().values())
+    @property
+    def size(self) -> int:
+        parts = [self.ends(), *(self.layer(n) for n in range(self.config["num_hidden_layers"]))]
+        return sum(one.nbytes for part in parts for one in part.values())
 
     def tokenizer(self) -> Any:
         raise NotImplementedError("a random model has no words")

@@ -98,10 +98,12 @@ class SumEnds:
         """How many positions went through the head at once."""
         self.raises: Callable[[int], Exception | None] = lambda rows: None
 
-    def embed(self, ids: Sequence[int]) -> torch.Tensor:
+    def embed(self, ids: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        assert len(ids) == len(positions)
         return rows(ids)
 
-    def norm(self, x: torch.Tensor) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        assert len(x) == len(positions)
         return x
 
     def head(self, x: torch.Tensor) -> torch.Tensor:

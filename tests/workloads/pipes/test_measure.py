@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.pipes.random_models import tiny
 
-from penstock.workloads.pipes.measure import Measurement, choose, cores, linears_of, thread_counts
-from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.measure import Measurement, choose, cores, thread_counts
+from penstock.workloads.pipes.weights.source import architecture_of
 
 
 def found(dtype: str, threads: int, milliseconds: float) -> Measurement:
@@ -49,4 +49,4 @@ def test_one_half_and_all_cores_are_tried() -> None:
 def test_what_is_multiplied_is_what_a_layer_has() -> None:
     _, source = tiny("llama")
     weights = sum(one.numel() for one in source.layer(0).values() if one.dim() == 2)
-    assert sum(out * inner for out, inner in linears_of(Shape.of(source.config))) == weights
+    assert sum(out * inner for out, inner in architecture_of(source).linears) == weights

@@ -21,8 +21,8 @@ from penstock.workloads.pipes.spotcheck import TOKENS, chosen, differ, recompute
 from penstock.workloads.pipes.wire.messages import End, Open
 
 if TYPE_CHECKING:
-    from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
-    from penstock.workloads.pipes.model.shape import Shape
+    from penstock.workloads.pipes.model.architecture import Architecture
+    from penstock.workloads.pipes.model.segment import Segment
     from penstock.workloads.pipes.weights.source import Source
 
 log = logging.getLogger(__name__)
@@ -56,10 +56,10 @@ class Around(Protocol):
 
 class SpotChecks:
     def __init__(
-        self, around: Around, source: Source, shape: Shape, ends: EmbeddingAndHead | None
+        self, around: Around, source: Source, architecture: Architecture, ends: Segment | None
     ) -> None:
         self._around, self._source, self._ends = around, source, ends
-        self._num_layers, self._vocabulary = shape.num_layers, shape.vocabulary
+        self._architecture = architecture
         self._chance = random.Random()
         self._waiting: dict[bytes, tuple[str, asyncio.Future[Any]]] = {}
         self.passed = 0
@@ -77,7 +77,9 @@ class SpotChecks:
         job_id = urandom(16)
         states = await asyncio.to_thread(self._some_states)
         try:
-            ours = await asyncio.to_thread(recomputed, self._source, check, states)
+            ours = await asyncio.to_thread(
+                recomputed, self._architecture, self._source, check, states
+            )
         except LlmFailure as failure:
             log.info("layer %d can't be checked: %s", check.start, failure)
             return
@@ -91,12 +93,15 @@ class SpotChecks:
     def _some_states(self) -> Any:
         """Each a mixture of tokens that nobody wrote: an embedding as such never leaves."""
         assert self._ends is not None
-        rows = self._ends.embed([self._chance.randrange(self._vocabulary) for _ in range(TOKENS)])
+        words = self._architecture.vocabulary
+        rows = self._ends.embed(
+            [self._chance.randrange(words) for _ in range(TOKENS)], range(TOKENS)
+        ).to("cpu")
         return torch.randn(TOKENS, TOKENS, dtype=rows.dtype) / TOKENS**0.5 @ rows
 
     async def _theirs(self, job_id: bytes, check: Hop, states: Any) -> Any:
         around = self._around
-        hops = route_of(check, around.node_id, self._num_layers)
+        hops = route_of(check, around.node_id, self._architecture.num_layers)
         pipe_id = job_id.hex()[:8]
         job = Job(job_id, pipe_id, around.config.model, around.node_id, hops=hops)
         job.on_return = partial(around.soon, self._came, job_id)

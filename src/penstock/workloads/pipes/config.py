@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-Dtype = Literal["auto", "float32", "bfloat16", "int8"]
-"""`int8` are weights of eight bits, computed with in float32. `auto` takes what is fastest here
-of float32 and bfloat16."""
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+"""`int8` are weights of eight bits, computed with in float32 on a CPU. `auto` takes what is fastest
+here of float32 and bfloat16."""
 AUTO = "auto"
 
 
@@ -57,6 +57,8 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     key: str = ""
     """The network's key (`penstock node key`): nodes with the same key form a network."""
 
+    device: str = ""
+    """`cpu`, `cuda:0`, `mps`; the first accelerator that is there if empty, or else the CPU."""
     dtype: Dtype = "auto"
     threads: Annotated[int, Meta(ge=0)] = 0
     """0 is chosen by measurement."""

@@ -11,13 +11,13 @@ from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.job import ComputeStep, Job
 
 if TYPE_CHECKING:
-    from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
+    from penstock.workloads.pipes.model.segment import Segment
 
 
 class EndModel:
     """Used by one thread. Whatever takes several jobs computes them in one go."""
 
-    def __init__(self, ends: EmbeddingAndHead, tokenize: Callable[[str], Sequence[int]]) -> None:
+    def __init__(self, ends: Segment, tokenize: Callable[[str], Sequence[int]]) -> None:
         self.ends = ends
         self._tokenize = tokenize
 
@@ -35,10 +35,13 @@ class EndModel:
     def compute_embed(self, jobs: Sequence[Job]) -> None:
         """The tokens of each job's pass become its hidden states."""
         ids: list[int] = []
+        positions: list[int] = []
         for job in jobs:
             assert job.text is not None
             ids += job.text.input_ids[job.start : job.start + job.count]
-        row = self.ends.embed(ids)
+            positions += range(job.start, job.start + job.count)
+        with torch.inference_mode():
+            row = self.ends.embed(ids, positions)
         at = 0
         for job in jobs:
             job.data = row if len(jobs) == 1 else row[at : at + job.count]
@@ -48,7 +51,9 @@ class EndModel:
     def compute_norm(self, jobs: Sequence[Job]) -> None:
         """The final norm of each job's last position: nothing else is needed of it."""
         last = [job.data[-1:] for job in jobs if job.data is not None]
-        row = self.ends.norm(last[0] if len(last) == 1 else torch.cat(last))
+        positions = [job.start + job.count - 1 for job in jobs]
+        with torch.inference_mode():
+            row = self.ends.norm(last[0] if len(last) == 1 else torch.cat(last), positions)
         for at, job in enumerate(jobs):
             job.data = row[at : at + 1]
             job.compute_step = ComputeStep.HEAD
@@ -56,7 +61,8 @@ class EndModel:
     def compute_head(self, jobs: Sequence[Job]) -> None:
         """The logits of each job's last position."""
         last = [job.data for job in jobs if job.data is not None]
-        row = self.ends.head(last[0] if len(last) == 1 else torch.cat(last))
+        with torch.inference_mode():
+            row = self.ends.head(last[0] if len(last) == 1 else torch.cat(last))
         for at, job in enumerate(jobs):
             job.logits = row[at]
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import ComputeStep, Job
-from penstock.workloads.pipes.model.layer import Layer
-from penstock.workloads.pipes.model.linear import COMPUTE
-from penstock.workloads.pipes.model.packed_batch import PackedBatch, PackedSequence
-from penstock.workloads.pipes.model.rope import RotaryTable
-from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.model.architecture import Architecture
+from penstock.workloads.pipes.model.cache import CPU, Layout
+from penstock.workloads.pipes.model.linear import held_bytes
+from penstock.workloads.pipes.model.segment import Part, Segment
+from penstock.workloads.pipes.model.trial import tried
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
-
-if TYPE_CHECKING:
-    from penstock.workloads.pipes.weights.source import Source
+from penstock.workloads.pipes.weights.source import Source, naming
 
 
 class LlmModel:
@@ -27,58 +25,71 @@ class LlmModel:
 
     def __init__(
         self,
-        shape: Shape,
-        layers: LayerRange,
-        dtype: str,
-        stack: Sequence[Layer],
-        fingerprints: Sequence[str],
+        segment: Segment,
+        modules: Mapping[int, nn.Module],
+        layouts: Mapping[int, Layout],
+        fingerprints: Mapping[int, str],
     ) -> None:
-        self.shape, self.layers, self.dtype = shape, layers, dtype
-        self.fingerprints = tuple(fingerprints)
+        self.segment = segment
+        self.layers = LayerRange(min(modules), max(modules) + 1)
+        self.layouts = layouts
+        """By layer: what it keeps of a token."""
+        self.fingerprints = tuple(fingerprints[n] for n in sorted(modules))
         """By layer, of the weights as they are stored."""
-        self.weight_bytes = sum(layer.bytes for layer in stack)
-        self._stack = tuple(stack)
-        self._compute = COMPUTE[dtype]
-        self._tables = {rope: RotaryTable(rope) for rope in shape.ropes if rope is not None}
+        self._modules = modules
+        self.weight_bytes = held_bytes(*modules.values())
 
     @classmethod
     def load(
         cls,
+        architecture: Architecture,
         source: Source,
         layers: LayerRange,
         dtype: str,
+        device: torch.device = CPU,
         told: Callable[[int, int], None] | None = None,
     ) -> LlmModel:
-        """Reads the tensors of these layers and no others; `told` hears how many of how many are
-        there. Raises LlmFailure: NOT_SUPPORTED, MODEL_INVALID."""
-        shape = Shape.of(source.config)
-        if not 0 <= layers.start < layers.end <= shape.num_layers:
+        """Reads the tensors of these layers and no others, one layer after the other, and tries
+        them; `told` hears how many of how many are there. Raises LlmFailure: NOT_SUPPORTED,
+        MODEL_INVALID."""
+        if not 0 <= layers.start < layers.end <= architecture.num_layers:
             raise LlmFailure(
                 LlmCode.MODEL_INVALID,
-                f"layers {layers} were asked for, and the model has 0-{shape.num_layers - 1}",
+                f"layers {layers} were asked for, and the model has"
+                f" 0-{architecture.num_layers - 1}",
             )
-        stack, prints = [], []
+        segment = Segment(architecture, dtype, device)
+        segment.without_ends()
+        modules: dict[int, nn.Module] = {}
+        prints: dict[int, str] = {}
         for number in range(layers.start, layers.end):
-            tensors = source.layer(number)
-            prints.append(fingerprint(tensors))
-            stack.append(Layer(shape, number, tensors, dtype))
+            with naming(source):
+                tensors = source.layer(number)
+                prints[number] = fingerprint(tensors)
+                modules[number] = segment.load_layer(number, tensors)
+            del tensors
+            give_back()  # what the layer was made of
             if told is not None:
-                told(len(stack), len(layers))
-        del tensors
-        give_back()
-        return cls(shape, layers, dtype, stack, prints)
+                told(len(modules), len(layers))
+        with naming(source), torch.inference_mode():
+            layouts = tried(segment, modules)
+        return cls(segment, modules, layouts, prints)
 
     @classmethod
     def joined(cls, parts: Sequence[LlmModel], layers: LayerRange) -> LlmModel:
         """These layers, taken from segments that are held already. Nothing is read or copied."""
-        held = {
-            layer.number: (layer, mark)
-            for part in parts
-            for layer, mark in zip(part._stack, part.fingerprints, strict=True)
-        }
-        found = [held[number] for number in range(layers.start, layers.end)]
-        stack, prints = [layer for layer, _ in found], [mark for _, mark in found]
-        return cls(parts[0].shape, layers, parts[0].dtype, stack, prints)
+        modules: dict[int, nn.Module] = {}
+        layouts: dict[int, Layout] = {}
+        prints: dict[int, str] = {}
+        for part in parts:
+            for number, mark in enumerate(part.fingerprints, part.layers.start):
+                if number in layers:
+                    modules[number], prints[number] = part._modules[number], mark
+                    layouts[number] = part.layouts[number]
+        segment = parts[0].segment
+        for part in parts[1:]:
+            segment = segment.joined(part.segment)
+        return cls(segment, modules, layouts, prints)
 
     def process_job(self, job: Job) -> None:
         """As far as this segment goes and the job's way wants it."""
@@ -97,40 +108,29 @@ class LlmModel:
 
     def _process(self, jobs: Sequence[Job], end: int) -> None:
         first = jobs[0].current_layer
-        spans = self._spans(jobs, first, end)
-        row = PackedBatch(self.shape, first, spans, self._tables, self._compute)
-        x = self._packed(jobs)
-        for job in jobs:
-            assert job.cache is not None
-            job.cache.cut(first, end, job.start)
-        offset = self.layers.start
-        for layer in self._stack[first - offset : end - offset]:
-            layer(x, row)
-        step = ComputeStep.HEAD if end == self.shape.num_layers else ComputeStep.LAYER
-        for job, data in zip(jobs, x.split([span.count for span in spans]), strict=True):
-            assert job.cache is not None
-            job.cache.filled.update(dict.fromkeys(range(first, end), job.start + job.count))
-            job.data, job.current_layer, job.compute_step = data, end, step
-
-    def _packed(self, jobs: Sequence[Job]) -> torch.Tensor:
-        """A copy: layers write over it."""
-        parts = [job.data for job in jobs if job.data is not None]
-        if len(parts) == 1:
-            return parts[0].to(self._compute, copy=True)
-        return torch.cat([part.to(self._compute) for part in parts])
-
-    def _spans(self, jobs: Sequence[Job], first: int, end: int) -> list[PackedSequence]:
         if not self.layers.start <= first < end <= self.layers.end:
             raise LlmFailure(
                 LlmCode.ENGINE_ERROR, f"layers {first}-{end - 1} were asked of {self.layers}"
             )
-        return [self._span(job, first, end) for job in jobs]
+        parts = [self._part(job, first, end) for job in jobs]
+        for part in parts:
+            part.cache.cut(first, end, part.start)
+        rows = [job.data for job in jobs if job.data is not None]
+        states = rows[0] if len(rows) == 1 else torch.cat([one.to(rows[0].dtype) for one in rows])
+        made = self.segment.run(self._modules, parts, states, first, end).to(CPU)
+        last = end == self.segment.architecture.num_layers
+        step = ComputeStep.HEAD if last else ComputeStep.LAYER
+        for job, part, data in zip(
+            jobs, parts, made.split([part.count for part in parts]), strict=True
+        ):
+            part.cache.filled.update(dict.fromkeys(range(first, end), part.end))
+            job.data, job.current_layer, job.compute_step = data, end, step
 
-    def _span(self, job: Job, first: int, end: int) -> PackedSequence:
-        cache = job.cache
+    def _part(self, job: Job, first: int, end: int) -> Part:
+        cache, hidden = job.cache, self.segment.architecture.hidden
         if cache is None or job.data is None or job.current_layer != first:
             raise LlmFailure(LlmCode.ENGINE_ERROR, f"the job is not ready for layer {first}")
-        if tuple(job.data.shape) != (job.count, self.shape.hidden) or not job.count:
+        if tuple(job.data.shape) != (job.count, hidden) or not job.count:
             raise LlmFailure(
                 LlmCode.WRONG_COMPUTATION,
                 f"hidden states of shape {tuple(job.data.shape)} for {job.count} tokens",
@@ -147,4 +147,4 @@ class LlmModel:
                 f"the job has room for {cache.capacity} tokens, and this one is"
                 f" {job.start + job.count}",
             )
-        return PackedSequence(job.count, job.start, cache.all(first, end))
+        return Part(cache, job.start, job.count)

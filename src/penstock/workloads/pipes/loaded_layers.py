@@ -13,14 +13,14 @@ import torch
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import Hop, Job
 from penstock.workloads.pipes.llm_model import LlmModel
-from penstock.workloads.pipes.model.cache import KvPool
+from penstock.workloads.pipes.model.architecture import Architecture
+from penstock.workloads.pipes.model.cache import KvPool, Layout
 from penstock.workloads.pipes.model.linear import COMPUTE
-from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.net.records import SegmentRecord, SegmentState, ranges_of
 from penstock.workloads.pipes.weights.memory import give_back
 
 if TYPE_CHECKING:
-    from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
+    from penstock.workloads.pipes.model.segment import Segment
     from penstock.workloads.pipes.weights.source import Source
 
 LayerProgress = Callable[[int, int], None]
@@ -45,19 +45,23 @@ class LoadedLayers:
         self,
         model: str,
         source: Source,
-        shape: Shape,
+        architecture: Architecture,
         dtype: str,
+        device: torch.device,
         changed: Callable[[], None],
         room: int,
         release: Callable[[Collection[int]], Awaitable[None]],
     ) -> None:
-        self._model, self._source, self._shape, self._dtype = model, source, shape, dtype
+        self._model, self._source, self._architecture = model, source, architecture
+        self._dtype, self._device = dtype, device
         self._changed, self._room, self._release = changed, room, release
         self._turn = asyncio.Lock()
         self._loading: dict[LayerRange, int] = {}
         self._layer_ms: dict[int, float] = {}
         """By layer."""
         self.segments: tuple[LlmModel, ...] = ()
+        self.layouts: dict[int, Layout] = {}
+        """By layer: what it keeps of a token, of all that were ever held."""
 
     @property
     def layer_ms(self) -> float:
@@ -100,7 +104,7 @@ class LoadedLayers:
             SegmentRecord(
                 model=self._model,
                 layers=segment.layers,
-                num_layers=self._shape.num_layers,
+                num_layers=self._architecture.num_layers,
                 fingerprints=segment.fingerprints,
                 state=SegmentState.READY,
                 loaded=len(segment.layers),
@@ -113,7 +117,7 @@ class LoadedLayers:
             SegmentRecord(
                 model=self._model,
                 layers=layers,
-                num_layers=self._shape.num_layers,
+                num_layers=self._architecture.num_layers,
                 loaded=loaded,
                 dtype=self._dtype,
             )
@@ -136,8 +140,9 @@ class LoadedLayers:
                 told(count, of)
 
         def load() -> tuple[LlmModel, float]:
-            model = LlmModel.load(self._source, layers, self._dtype, read)
-            give_back()
+            model = LlmModel.load(
+                self._architecture, self._source, layers, self._dtype, self._device, read
+            )
             return model, timed(model)
 
         try:
@@ -145,6 +150,7 @@ class LoadedLayers:
         finally:
             stopped.set()  # a thread can't be cancelled: it ends after the layer that it reads
         self._layer_ms.update(dict.fromkeys(layers_of([layers]), ms))
+        self.layouts.update(model.layouts)
         del self._loading[layers]
         return model
 
@@ -155,8 +161,9 @@ def layers_of(ranges: Iterable[LayerRange]) -> set[int]:
 
 def timed(model: LlmModel) -> float:
     """Milliseconds that one token takes in one layer: the best of a few, the first one warms up."""
-    layers = model.layers
-    pool = KvPool(model.shape, 1 << 40, COMPUTE[model.dtype])
+    layers, segment = model.layers, model.segment
+    dtype = COMPUTE[segment.dtype]
+    pool = KvPool(model.layouts, _TIMED + 1, 1 << 50, dtype, segment.device)
     cache = pool.reserve(range(layers.start, layers.end), _TIMED + 1)
     best = float("inf")
     for position in range(_TIMED + 1):
@@ -164,7 +171,7 @@ def timed(model: LlmModel) -> float:
             b"", "", "", "", hops=(Hop("", layers.start, layers.end),), start=position, count=1
         )
         job.current_layer, job.cache = layers.start, cache
-        job.data = torch.ones(1, model.shape.hidden, dtype=COMPUTE[model.dtype])
+        job.data = torch.ones(1, segment.architecture.hidden, dtype=dtype)
         began = time.perf_counter()
         model.process_jobs([job], layers.end)
         if position:
@@ -173,13 +180,13 @@ def timed(model: LlmModel) -> float:
     return best / len(layers) * 1000
 
 
-def timed_ends(ends: EmbeddingAndHead) -> float:
+def timed_ends(ends: Segment) -> float:
     """The same for embedding, norm and head."""
     best = float("inf")
     for turn in range(_TIMED + 1):
         began = time.perf_counter()
         with torch.inference_mode():
-            ends.head(ends.norm(ends.embed([0])))
+            ends.head(ends.norm(ends.embed([0], [0]), [0]))
         if turn:
             best = min(best, time.perf_counter() - began)
     return best * 1000

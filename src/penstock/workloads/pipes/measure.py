@@ -26,7 +26,6 @@ import msgspec
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import AUTO
-from penstock.workloads.pipes.model.shape import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,13 +81,17 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 def measured(
-    shape: Shape, threads: int = 0, dtype: str = AUTO, patience: float = _PATIENCE
+    linears: tuple[tuple[int, int], ...],
+    threads: int = 0,
+    dtype: str = AUTO,
+    patience: float = _PATIENCE,
 ) -> Choice:
-    """Takes about two seconds. Where nothing was found in time it is float32, which works
-    everywhere. Raises LlmFailure if another was asked for and can't be computed with here."""
+    """For layers of such linear maps (out, in). Takes about two seconds. Where nothing was found in
+    time it is float32, which works everywhere. Raises LlmFailure if another was asked for and can't
+    be computed with here."""
     dtypes = ("float32", "bfloat16") if dtype == AUTO else (dtype,)
     counts = (threads,) if threads else thread_counts(cores())
-    found = try_out(Trial(linears_of(shape), dtypes, counts, patience / 3), patience)
+    found = try_out(Trial(linears, dtypes, counts, patience / 3), patience)
     if not found and "float32" in dtypes:
         return Choice("float32", counts[0], 0.0)
     if not found:
@@ -124,16 +127,6 @@ def _allowed(cgroups: Path) -> int:
     except (OSError, ValueError):
         return 1 << 16
     return 1 << 16 if quota == "max" else -(-int(quota) // int(period))
-
-
-def linears_of(shape: Shape) -> tuple[tuple[int, int], ...]:
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    return (
-        (queries + 2 * keys, shape.hidden),
-        (shape.hidden, queries),
-        (2 * shape.intermediate, shape.hidden),
-        (shape.hidden, shape.intermediate),
-    )
 
 
 def try_out(trial: Trial, patience: float, command: Sequence[str] = _COMMAND) -> list[Measurement]:
@@ -197,9 +190,9 @@ class _Copies:
     """A layer's linears, several times over; of a large layer only some rows."""
 
     def __init__(self, linears: Sequence[tuple[int, int]], dtype: str) -> None:
-        import torch
+        from torch import nn
 
-        from penstock.workloads.pipes.model.linear import COMPUTE, linear
+        from penstock.workloads.pipes.model.linear import COMPUTE, swapped
 
         values = sum(out * inner for out, inner in linears)
         cut = [(max(1, int(out * min(1.0, _VALUES / values))), inner) for out, inner in linears]
@@ -207,7 +200,7 @@ class _Copies:
         self._inner = [inner for _, inner in cut]
         self._dtype = COMPUTE[dtype]
         self._layers = [
-            [linear(torch.full(size, 0.01), None, dtype) for size in cut]
+            swapped(nn.ModuleList(nn.Linear(i, o, False, dtype=self._dtype) for o, i in cut), dtype)
             for _ in range(min(max(1, _VALUES // values), _COPIES))
         ]
 

@@ -17,6 +17,8 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
+import torch
+
 from penstock.core.errors import Misconfigured
 from penstock.lifecycles.processor import ERRORS, ProcessorEvent
 from penstock.workloads.llm.runner import Loading, ProgressListener
@@ -32,6 +34,7 @@ from penstock.workloads.pipes.admission import Admission
 from penstock.workloads.pipes.checking import SpotChecks
 from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LayerRange, LpConfig
+from penstock.workloads.pipes.device import device_dtype, device_of
 from penstock.workloads.pipes.end_model import EndModel
 from penstock.workloads.pipes.generation import blamed, code_of
 from penstock.workloads.pipes.job import Hop, Job, JobTime
@@ -39,10 +42,11 @@ from penstock.workloads.pipes.job_queues import failure_of
 from penstock.workloads.pipes.jobs import JobTable
 from penstock.workloads.pipes.loaded_layers import LoadedLayers, timed_ends
 from penstock.workloads.pipes.measure import Choice, measured
+from penstock.workloads.pipes.model.architecture import Architecture
 from penstock.workloads.pipes.model.cache import KvPool
-from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
-from penstock.workloads.pipes.model.linear import COMPUTE
-from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.model.linear import COMPUTE, held_bytes
+from penstock.workloads.pipes.model.segment import Segment
+from penstock.workloads.pipes.model.trial import try_ends
 from penstock.workloads.pipes.net.assigning import Assigning
 from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord, ranges_of, written
@@ -56,7 +60,7 @@ from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.room import Room, room
-from penstock.workloads.pipes.weights.source import Source, open_source
+from penstock.workloads.pipes.weights.source import Source, architecture_of, naming, open_source
 from penstock.workloads.pipes.wire.counters import Counters, Refused
 from penstock.workloads.pipes.wire.identity import Identity
 from penstock.workloads.pipes.wire.kinds import MAX_STEPS, Kind, steps_limit
@@ -114,7 +118,7 @@ class Node:
         identity = Identity.make(self.config.key, self.node_id)
         tell = told or (lambda fraction, what: None)
         tell(0.0, "measuring")
-        self._source, self._shape, self._choice = await asyncio.to_thread(self._look)
+        self._source, self._architecture, self._choice = await asyncio.to_thread(self._look)
         self._check_layers()
         os.environ.update(self._choice.environment)
         await self._make_parts(tell)
@@ -145,15 +149,15 @@ class Node:
         """Others may have been told to send larger ones than this node does."""
         config = self.config
         tokens = max(config.pass_tokens, config.prefill_chunk_size)
-        return max(MAX_STEPS, steps_limit(self._shape.hidden, tokens))
+        return max(MAX_STEPS, steps_limit(self._architecture.hidden, tokens))
 
     def _weights_of_others(self) -> tuple[str, ...]:
         """What an origin knows of layers that it does not hold, by its own files. Where that would
         take long, what most nodes have counts."""
-        layers = range(self._shape.num_layers)
+        layers = range(self._architecture.num_layers)
         if self._source.fingerprints:
             return tuple(self._source.fingerprints)
-        if sum(map(self._source.layer_bytes, layers)) > COMPARED:
+        if self._source.size > COMPARED:
             return ()
         held = {
             layer: segment.fingerprints[layer - segment.layers.start]
@@ -170,66 +174,87 @@ class Node:
             return ()
         return tuple(found)
 
-    def _look(self) -> tuple[Source, Shape, Choice]:
+    def _look(self) -> tuple[Source, Architecture, Choice]:
         """All that takes a while before weights are read."""
         source = open_source(self.config.source)
-        shape = Shape.of(source.config)
-        return source, shape, self._chosen(shape)
+        architecture = architecture_of(source)
+        self._device = device_of(self.config.device)
+        return source, architecture, self._chosen(architecture)
 
-    def _chosen(self, shape: Shape) -> Choice:
+    def _chosen(self, architecture: Architecture) -> Choice:
         """Measured, unless all was said; only float32 is known to work everywhere."""
         dtype, threads = self.config.dtype, self.config.threads
+        if self._device.type != "cpu":
+            return Choice(device_dtype(self._device, dtype), threads or 1, 0.0)
         if dtype == "float32" and threads:
             return Choice(dtype, threads, 0.0)
-        return measured(shape, threads, dtype)
+        return measured(architecture.linears, threads, dtype)
 
     async def _make_parts(self, tell: Callable[[float, str], None]) -> None:
-        config, shape, dtype = self.config, self._shape, self._choice.dtype
-        self.context = min(config.context, shape.max_positions)
+        config, architecture, dtype = self.config, self._architecture, self._choice.dtype
+        self.context = min(config.context, architecture.max_positions)
         self._room: Room = room(
-            self._source,
-            shape,
+            architecture,
             dtype,
+            device=self._device,
             memory=config.memory,
             cache=config.cache,
             context=self.context,
             ends=config.end_model,
         )
         self._holding = LoadedLayers(
-            config.model, self._source, shape, dtype, self._news, self._room.layers, self._release
+            config.model,
+            self._source,
+            architecture,
+            dtype,
+            self._device,
+            self._news,
+            self._room.layers,
+            self._release,
         )
         end_model = None
         if config.end_model:
             tell(0.05, "reading the end model")
             ends, text = await asyncio.to_thread(self._load_ends)
             end_model = EndModel(ends, partial(text.tokenize, bare=True))
-            self._end_bytes, self._end_ms = ends.weight_bytes, timed_ends(ends)
+            self._end_bytes, self._end_ms = held_bytes(ends.model), timed_ends(ends)
             self.origin = Origin(self, text, self.context)
         else:
             self._end_bytes, self._end_ms = 0, 0.0
-        self._pool = KvPool(shape, self._cache_budget(), COMPUTE[dtype])
+        self._pool = KvPool(
+            self._holding.layouts,
+            architecture.max_positions,
+            self._cache_budget(),
+            COMPUTE[dtype],
+            self._device,
+        )
         self._pool.on_free = lambda: self.soon(self._admission.retry)
         self._compute = Compute(self, config, self._choice.threads)
         self._receiver = JobReceiver(
-            config, self._jobs, self._compute, shape.hidden, self.refused, end_model
+            config, self._jobs, self._compute, architecture.hidden, self.refused, end_model
         )
         self._admission = Admission(
             self.node_id,
             config,
             self._jobs,
             self._pool,
-            num_layers=shape.num_layers,
+            num_layers=architecture.num_layers,
             segments=lambda: self._holding.segments,
             outbox=self._compute,
             answer=self._answer,
             after_pass=self._compute.submit,
             refused=self.refused.add,
         )
-        self._checks = SpotChecks(self, self._source, shape, end_model.ends if end_model else None)
+        ends_of = end_model.ends if end_model else None
+        self._checks = SpotChecks(self, self._source, architecture, ends_of)
 
-    def _load_ends(self) -> tuple[EmbeddingAndHead, Text]:
+    def _load_ends(self) -> tuple[Segment, Text]:
         text = Text(self._source.tokenizer(), self._source.config, self._source.generation)
-        ends = EmbeddingAndHead.load(self._source, self._choice.dtype)
+        ends = Segment(self._architecture, self._choice.dtype, self._device)
+        with naming(self._source):
+            ends.load_ends(self._source.ends())
+            with torch.inference_mode():
+                try_ends(ends)
         give_back()
         return ends, text
 
@@ -275,13 +300,13 @@ class Node:
 
     def _check_layers(self) -> None:
         try:
-            check_within(self.config.layers or (), self._shape.num_layers)
+            check_within(self.config.layers or (), self._architecture.num_layers)
         except ValueError as error:
             raise Misconfigured(f"{self.config.model}: {error}") from error
-        if self.config.end_model and self.config.local_layers > self._shape.num_layers:
+        if self.config.end_model and self.config.local_layers > self._architecture.num_layers:
             raise Misconfigured(
                 f"{self.config.local_layers} local layers were asked for, and"
-                f" {self.config.model} has {self._shape.num_layers}"
+                f" {self.config.model} has {self._architecture.num_layers}"
             )
 
     def _own_ranges(self) -> tuple[LayerRange, ...]:
@@ -391,7 +416,7 @@ class Node:
         return NodeRecord(
             node_id=self.node_id,
             model=config.model,
-            num_layers=self._shape.num_layers,
+            num_layers=self._architecture.num_layers,
             layer_bytes=self._room.layer,
             layer_ms=self._holding.layer_ms or self._choice.layer_ms,
             end_models=(config.model,) if config.end_model else (),
@@ -518,7 +543,7 @@ class Node:
         load = loads(records)
         found = find_route(
             self.config.model,
-            self._shape.num_layers,
+            self._architecture.num_layers,
             records,
             self.node_id,
             self.config.local_layers,
@@ -597,7 +622,7 @@ class Node:
         return await self.origin.ask(node_id, message)
 
     def expect(self, job: Job) -> None:
-        hops, layers = job.hops, self._shape.num_layers
+        hops, layers = job.hops, self._architecture.num_layers
         pipe = Pipe(job.pipe_id, job.model_id, hops, layers, self.node_id, (), self._compute)
         self._jobs.add(job, pipe)
 
@@ -645,15 +670,14 @@ class Node:
         ready = self._starting is not None and self._starting.done()
         if not ready:
             return ModelFacts(name=self.config.model, path=str(self.config.source))
-        shape = self._shape
-        size = sum(self._source.layer_bytes(n) for n in range(shape.num_layers))
+        architecture = self._architecture
         return ModelFacts(
             name=self.config.model,
             path=str(self.config.source),
-            size=size + self._source.ends_bytes(),
-            architecture=shape.family,
+            size=self._source.size,
+            architecture=architecture.name,
             quantisation=self._choice.dtype,
-            train_context=shape.max_positions,
+            train_context=architecture.max_positions,
             context=self.context,
             slots=self.config.max_jobs,
             loaded=isinstance(self.find(frozenset()), Route),

@@ -19,10 +19,11 @@ from penstock.workloads.pipes.llm_model import LlmModel
 from penstock.workloads.pipes.model.cache import KvPool
 
 if TYPE_CHECKING:
+    from penstock.workloads.pipes.model.architecture import Architecture
     from penstock.workloads.pipes.weights.source import Source
 
 TOKENS = 8
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "int8": 1e-1}
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2, "int8": 1e-1}
 """How far a result may lie from ours, as a share of its own size: by the less exact of both."""
 
 
@@ -43,10 +44,12 @@ def route_of(check: Hop, origin: str, num_layers: int) -> tuple[Hop, ...]:
     return tuple(hop for hop in around if hop.start < hop.end)
 
 
-def recomputed(source: Source, check: Hop, states: torch.Tensor) -> torch.Tensor:
+def recomputed(
+    architecture: Architecture, source: Source, check: Hop, states: torch.Tensor
+) -> torch.Tensor:
     """What should come back. Reads the layer from the origin's own files."""
-    model = LlmModel.load(source, LayerRange(check.start, check.end), "float32")
-    pool = KvPool(model.shape, 1 << 30, torch.float32)
+    model = LlmModel.load(architecture, source, LayerRange(check.start, check.end), "float32")
+    pool = KvPool(model.layouts, architecture.max_positions, 1 << 30, torch.float32)
     count = len(states)
     job = Job(b"", "", "", "", hops=(check,), current_layer=check.start, count=count)
     job.cache, job.data = pool.reserve([check.start], count), states.float()

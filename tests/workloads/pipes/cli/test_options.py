@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("start --model x --join host", 2, "'host' is not HOST:PORT"),
         ("start --model x --join host:0", 2, "'host:0' names no port to connect to"),
         ("start --model x --advertise host:0", 2, "'host:0' names no port to connect to"),
-        ("start --model x --dtype float16", 2, "'float16' is not one of"),
+        ("start --model x --dtype float8", 2, "'float8' is not one of"),
         ("start --model x --threads 0", 2, "0 is not in the range x>=1"),
         ("start --model x --memory lots", 2, "'lots' is not a size"),
         ("start --model x --context 5", 2, "5 is not in the range x>=16"),

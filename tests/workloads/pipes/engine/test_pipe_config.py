@@ -144,6 +144,7 @@ def test_every_field_of_a_node_can_be_set_and_defaults_are_the_node_s_own(
         node__advertise="10.0.0.5:7471",
         node__join="10.0.0.6:7471,[::1]:7472",
         node__node_id="a",
+        node__device="cuda:1",
         node__dtype="int8",
         node__threads="2",
         node__memory="2000",

@@ -26,7 +26,7 @@ from tests.support.pipes.networks import (
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import Completion, Delta, LlmCode, LlmFailure
 from penstock.workloads.pipes.job import Job
-from penstock.workloads.pipes.model.layer import Layer
+from penstock.workloads.pipes.model.segment import Segment
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import NoRoute
 from penstock.workloads.pipes.views import view_of
@@ -161,13 +161,15 @@ async def test_a_slow_node_is_given_the_time_that_its_speed_asks_for(
     small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt takes six times as long as a step usually may."""
-    computed = Layer.__call__
+    computed = Segment.run
 
-    def slowly(layer: Layer, x: torch.Tensor, row: Any) -> None:
-        time.sleep(0.002 * len(x))
-        computed(layer, x, row)
+    def slowly(
+        it: Segment, layers: Any, parts: Any, states: torch.Tensor, first: int, end: int
+    ) -> torch.Tensor:
+        time.sleep(0.002 * len(states) * (end - first))
+        return computed(it, layers, parts, states, first, end)
 
-    monkeypatch.setattr(Layer, "__call__", slowly)
+    monkeypatch.setattr(Segment, "run", slowly)
     async with Network(small, step_timeout=0.4) as network:
         node = await network.split(0, 3, 6)
         prompt = tuple(range(40, 240))

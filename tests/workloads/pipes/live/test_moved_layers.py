@@ -101,7 +101,7 @@ def test_moved_layers_are_read_once_and_a_full_node_never_holds_more_than_fits(
 
     with torch.no_grad():
         prepare(Worded(tiny("llama", **WIDE)[0]), tmp_path / "m")
-    layer = 4 * open_source(tmp_path / "m").layer_values(0)
+    layer = 4 * sum(one.numel() for one in open_source(tmp_path / "m").layer(0).values())
     memory = (1 << 20) + 2 * layer + int(6.5 * layer)
     done = subprocess.run(
         [sys.executable, "-c", MOVED, str(tmp_path / "m"), str(memory)],

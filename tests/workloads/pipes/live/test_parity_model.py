@@ -32,8 +32,7 @@ def model() -> Any:
     config = transformers.AutoConfig.for_model(**source.config)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    ends = source.ends()
-    state = {"model.embed_tokens.weight": ends["embed"], "model.norm.weight": ends["norm"]}
+    state = dict(source.ends())
     for n in range(config.num_hidden_layers):
         state |= {f"model.layers.{n}.{name}": one for name, one in source.layer(n).items()}
     model.load_state_dict(state, assign=True, strict=False)
@@ -72,6 +71,7 @@ import torch
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import Job
 from penstock.workloads.pipes.llm_model import LlmModel
+from penstock.workloads.pipes.model.architecture import Architecture
 from penstock.workloads.pipes.model.cache import KvPool
 from penstock.workloads.pipes.weights.memory import give_back
 
@@ -80,7 +80,7 @@ config = dict(model_type="llama", hidden_size=512, intermediate_size=1536, num_h
               num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=8192)
 
 class Made:
-    def __init__(self): self.config = config
+    path, config = "made", config
     def layer(self, n):
         shapes = {"self_attn.q_proj": (512, 512), "self_attn.k_proj": (256, 512),
                   "self_attn.v_proj": (256, 512), "self_attn.o_proj": (512, 512),
@@ -101,11 +101,13 @@ def pass_of(model, pool, tokens):
     model.process_job(job)
     return job
 
-first = LlmModel.load(Made(), LayerRange(0, 1), "float32")
-pool = KvPool(first.shape, 1 << 31, torch.float32)
+kind = Architecture(config)
+first = LlmModel.load(kind, Made(), LayerRange(0, 1), "float32")
+layouts = {n: first.layouts[0] for n in range(12)}
+pool = KvPool(layouts, 8192, 1 << 31, torch.float32)
 pass_of(first, pool, 512).cache.free()  # code and buffers that computing needs are there now
 found = {"before": resident()}
-model = LlmModel.load(Made(), LayerRange(0, 12), "float32")
+model = LlmModel.load(kind, Made(), LayerRange(0, 12), "float32")
 found["loaded"], found["weights"] = resident(), model.weight_bytes
 pass_of(model, pool, 512).cache.free()
 found["warm"] = resident()

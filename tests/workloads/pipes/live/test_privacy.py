@@ -21,7 +21,7 @@ from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import ChatRequest, LlmResult, Message, Sampling
-from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
+from penstock.workloads.pipes.model.segment import Segment
 from penstock.workloads.pipes.network_job import NetworkJob, unpack_steps
 from penstock.workloads.pipes.weights.prepared import prepare
 from penstock.workloads.pipes.weights.source import open_source
@@ -34,6 +34,7 @@ ORIGIN = "the-origin"
 MARKER = "Zürich keeps a quick secret of 12 lazy foxes: 東京 漢字 xylophone"
 JOB = "canonical-job-of-the-marker"
 WINDOW = 4
+EMBED = "model.embed_tokens.weight"
 """Numbers, or characters twice as many, that follow each other: what is looked for."""
 
 
@@ -45,7 +46,7 @@ class Tap:
         self.frames: list[tuple[Kind, bytes]] = []
         self.raw: list[bytes] = []
         self.logits: list[torch.Tensor] = []
-        write, made, head = Connection._write, Connection.connection_made, EmbeddingAndHead.head
+        write, made, head = Connection._write, Connection.connection_made, Segment.head
 
         def tapped_write(it: Connection, kind: Kind, *buffers: Any) -> None:
             if it._hello.node_id == node_id:
@@ -56,14 +57,14 @@ class Tap:
             ours = it._hello.node_id == node_id
             made(it, Tapped(transport, self.raw) if ours else transport)
 
-        def tapped_head(it: EmbeddingAndHead, x: torch.Tensor) -> torch.Tensor:
+        def tapped_head(it: Segment, x: torch.Tensor) -> torch.Tensor:
             logits = head(it, x)
             self.logits.append(logits.clone())
             return logits
 
         monkeypatch.setattr(Connection, "_write", tapped_write)
         monkeypatch.setattr(Connection, "connection_made", tapped_made)
-        monkeypatch.setattr(EmbeddingAndHead, "head", tapped_head)
+        monkeypatch.setattr(Segment, "head", tapped_head)
 
     @property
     def plain(self) -> bytes:
@@ -200,8 +201,8 @@ async def test_nothing_that_leaves_the_origin_tells_text_tokens_or_weights(
         "the answer": traces_of_text(said),
         "tokens of the prompt": traces_of_ids(ids),
         "tokens of the answer": traces_of_ids(answer),
-        "the embedding": traces_of_rows(ends["embed"]),
-        "the head": traces_of_rows(ends.get("head", ends["embed"])),
+        "the embedding": traces_of_rows(ends[EMBED]),
+        "the head": traces_of_rows(ends.get("lm_head.weight", ends[EMBED])),
         "logits": traces_of_rows(torch.cat(tap.logits)),
         "the job": (JOB.encode(),),
     }
@@ -218,7 +219,7 @@ async def test_without_layers_of_its_own_an_origin_would_send_embeddings(
     async with Network(small) as network:
         await network.add("b", *ranges(0, LAYERS))
         await answered(network, tmp_path, node__layers="none", node__local_layers=0)
-    rows = open_source(small.folder).ends()["embed"][sorted(set(ids_of(MARKER, small)))]
+    rows = open_source(small.folder).ends()[EMBED][sorted(set(ids_of(MARKER, small)))]
     assert len(found(traces_of_rows(rows), tap.plain)) >= 2 * len(rows)
 
 

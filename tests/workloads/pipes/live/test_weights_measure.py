@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.pipes.random_models import tiny
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes import measure
 from penstock.workloads.pipes.measure import SAFER, Choice, Measurement, Trial, try_out
-from penstock.workloads.pipes.model.shape import Shape
 
 TRIAL = Trial(((8, 8),), ("float32", "bfloat16"), (1, 2), 1.0)
 STUB = """
@@ -92,9 +90,9 @@ def test_a_machine_where_nothing_is_found_in_time_computes_in_what_works_everywh
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measure, "try_out", lambda *_: [])
-    shape = Shape.of(tiny("llama")[1].config)
-    assert measure.measured(shape, threads=3) == Choice("float32", 3, 0.0)
-    assert measure.measured(shape) == Choice("float32", 1, 0.0)
+    linears = ((32, 32), (48, 32))
+    assert measure.measured(linears, threads=3) == Choice("float32", 3, 0.0)
+    assert measure.measured(linears) == Choice("float32", 1, 0.0)
 
 
 def test_a_precision_that_was_asked_for_and_cant_be_computed_with_is_refused(
@@ -102,14 +100,14 @@ def test_a_precision_that_was_asked_for_and_cant_be_computed_with_is_refused(
 ) -> None:
     monkeypatch.setattr(measure, "try_out", lambda *_: [])
     with pytest.raises(LlmFailure, match="this machine can't compute in bfloat16") as caught:
-        measure.measured(Shape.of(tiny("llama")[1].config), dtype="bfloat16")
+        measure.measured(((32, 32),), dtype="bfloat16")
     assert caught.value.code is LlmCode.NOT_SUPPORTED
 
 
 @pytest.mark.seed("000", "17.9")
 def test_this_machine_can_compute_with_what_is_chosen() -> None:
-    shape = Shape.of(tiny("llama")[1].config)
-    choice = measure.measured(shape, threads=1)
+    linears = ((32, 32), (48, 32))
+    choice = measure.measured(linears, threads=1)
     assert choice.dtype in ("float32", "bfloat16")
     assert choice.threads == 1
     assert choice.layer_ms > 0

@@ -65,8 +65,8 @@ def test_every_tensor_equals_what_transformers_reads(
         for name, tensor in source.layer(n).items():
             assert torch.equal(tensor, left.pop(f"model.layers.{n}.{name}")), (n, name)
     ends = source.ends()
-    assert torch.equal(ends["embed"], left.pop("model.embed_tokens.weight"))
-    assert torch.equal(ends["norm"], left.pop("model.norm.weight"))
+    assert torch.equal(ends["model.embed_tokens.weight"], left.pop("model.embed_tokens.weight"))
+    assert torch.equal(ends["model.norm.weight"], left.pop("model.norm.weight"))
     left.pop("lm_head.weight", None)  # tied
     assert left == {}
     for name, value in theirs["config"].items():

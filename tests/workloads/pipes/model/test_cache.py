@@ -6,26 +6,16 @@ import pytest
 import torch
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.model.cache import CacheFull, JobCache, KvPool
-from penstock.workloads.pipes.model.shape import Shape, cache_bytes
+from penstock.workloads.pipes.model.cache import CacheFull, JobCache, KvPool, Layout
 
-SHAPE = Shape.of(
-    {
-        "model_type": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 1000,
-    }
-)
-TOKEN = cache_bytes(SHAPE, 4)
+LAYOUT = Layout(2, 8, 2, 8)
+TOKEN = 4 * LAYOUT.values
 """Bytes of a token in one layer."""
 
 
 def pool_of(blocks: int) -> KvPool:
     """With room for so many blocks of 8 tokens in one layer."""
-    return KvPool(SHAPE, blocks * 8 * TOKEN, torch.float32, block=8)
+    return KvPool(dict.fromkeys(range(4), LAYOUT), 1000, blocks * 8 * TOKEN, torch.float32, block=8)
 
 
 def test_room_is_counted_in_whole_blocks_for_each_layer() -> None:
@@ -33,7 +23,7 @@ def test_room_is_counted_in_whole_blocks_for_each_layer() -> None:
     cache = pool.reserve([1, 2], 9)
     assert cache.capacity == 16
     assert pool.used == 2 * 2 * 8 * TOKEN
-    keys, values = cache.views(2)
+    keys, values = cache.views(0, 16)[2]
     assert keys.shape == values.shape == (2, 16, 8)
 
 
@@ -80,7 +70,7 @@ def test_what_is_kept_is_taken_again_with_what_it_had() -> None:
     assert (pool.kept, pool.used) == (0, cache.bytes)
     assert again.capacity == 32
     assert again.filled == {0: 8, 1: 8}
-    assert torch.equal(again.views(1)[0][:, :8], torch.full((2, 8, 8), 3.0))
+    assert torch.equal(again.views(0, 8)[1][0], torch.full((2, 8, 8), 3.0))
     assert pool.take(b"chat", [0, 1], 30) is None
 
 
@@ -148,20 +138,26 @@ def test_what_was_freed_can_not_be_used() -> None:
     cache = pool.reserve([0], 8)
     cache.free()
     with pytest.raises(LlmFailure, match="ended"):
-        cache.views(0)
+        cache.views(0, 1)
 
 
-def test_layers_that_do_not_follow_each_other_are_not_one_view() -> None:
-    cache = pool_of(8).reserve([0, 2, 3], 8)
-    assert cache.all(2, 4).shape[0] == 2
-    with pytest.raises(KeyError):
-        cache.all(0, 2)
-    with pytest.raises(KeyError):
-        cache.views(1)
+def test_layers_keep_what_their_layout_says() -> None:
+    layouts = {0: Layout(2, 8, 2, 8), 1: Layout(4, 6, 1, 3), 2: Layout(), 3: Layout(2, 8, 2, 8)}
+    pool = KvPool(layouts, 1000, 1 << 20, torch.float32, block=8)
+    cache = pool.reserve(range(4), 8)
+    assert cache.bytes == 4 * 8 * (32 + 27 + 0 + 32)
+    found = cache.views(2, 5)
+    sizes = [tuple(found[n][0].shape) for n in range(4)]
+    assert sizes == [(2, 3, 8), (4, 3, 6), (0, 3, 0), (2, 3, 8)]
+    found[1][1].fill_(7.0)
+    assert torch.equal(cache.views(4, 5)[1][1], torch.full((1, 1, 3), 7.0))
+    assert not cache.views(0, 8)[3][0].any()
 
 
 def filled(pool: KvPool, tokens: int) -> JobCache:
     cache = pool.reserve([0, 1], tokens)
-    cache.all(0, 2)[:] = 3.0
+    for keys, values in cache.views(0, cache.capacity).values():
+        keys.fill_(3.0)
+        values.fill_(3.0)
     cache.filled.update({0: tokens, 1: tokens})
     return cache

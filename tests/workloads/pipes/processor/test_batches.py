@@ -240,10 +240,10 @@ def test_embedding_of_several_that_fails_is_left_to_each() -> None:
     ends = ring.nodes["A"].ends
     embed = ends.embed
 
-    def fails(ids: Sequence[int]) -> object:
+    def fails(ids: Sequence[int], positions: Sequence[int]) -> object:
         if len(ids) == 2:
             raise MemoryError
-        return embed(ids)
+        return embed(ids, positions)
 
     ends.embed = fails  # type: ignore[assignment, method-assign]
     asked = [(ring.begin(ALONE, prompt_of(n), 3)[1], prompt_of(n)) for n in range(2)]

@@ -9,14 +9,15 @@ import pytest
 import torch
 from tests.support.pipes.random_models import generated, tiny
 from tests.support.pipes.sums import Ring
+from tests.support.pipes.walking import ends_of
 
 from penstock.workloads.llm.values import Sampling
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import Hop
 from penstock.workloads.pipes.llm_model import LlmModel
 from penstock.workloads.pipes.model.cache import KvPool
-from penstock.workloads.pipes.model.embedding_and_head import EmbeddingAndHead
 from penstock.workloads.pipes.text.sampler import Sampler
+from penstock.workloads.pipes.weights.source import architecture_of
 
 LAYERS = 5
 ROUTES = {
@@ -33,15 +34,16 @@ class ModelRing(Ring):
 
     def __init__(self, source: Any, **options: Any) -> None:
         self.source = source
-        self.whole = LlmModel.load(source, LayerRange(0, LAYERS), "float32")
-        self.pool = KvPool(self.whole.shape, 1 << 26, torch.float32)
+        architecture = architecture_of(source)
+        self.whole = LlmModel.load(architecture, source, LayerRange(0, LAYERS), "float32")
+        self.pool = KvPool(self.whole.layouts, 256, 1 << 26, torch.float32)
         super().__init__(LAYERS, {key: [(0, LAYERS)] for key in "ABC"}, **options)
 
     def make_segment(self, start: int, end: int) -> Any:
         return self.whole
 
     def make_ends(self) -> Any:
-        return EmbeddingAndHead.load(self.source, "float32")
+        return ends_of(self.source)
 
     def make_cache(self, layers: Sequence[int]) -> Any:
         return self.pool.reserve(layers, 128) if layers else None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support.models import gguf as looks_like
 from tests.support.pipes.files import converted, write_gguf
 from tests.support.pipes.random_models import tiny
+from tests.support.pipes.walking import load_all
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.weights import gguf as ours
@@ -33,10 +34,7 @@ def whole(model: Any, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def refused(file: Path) -> LlmFailure:
     with pytest.raises(LlmFailure) as caught:
-        source = open_source(file)
-        for n in range(source.config["num_hidden_layers"]):
-            source.layer(n)
-        source.ends()
+        load_all(open_source(file))
     assert file.name in caught.value.message
     return caught.value
 
@@ -111,7 +109,7 @@ def test_a_tensor_of_another_size_than_the_facts_say_is_named(model: Any, tmp_pa
 
 def test_an_end_that_is_missing_is_named(model: Any, tmp_path: Path) -> None:
     failure = refused(write_gguf(model, tmp_path / "m.gguf", without=("output_norm",)))
-    assert "the end model lacks norm" in failure.message
+    assert "the end model lacks model.norm.weight" in failure.message
 
 
 def test_a_tensor_that_the_family_does_not_know_is_not_passed_over(

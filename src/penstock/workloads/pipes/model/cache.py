@@ -7,20 +7,40 @@ come. The event loop promises and the thread that computes gives back, so the bo
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.model.shape import Shape, cache_bytes
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipes.model.segment import SequenceCache
+
+
+CPU = torch.device("cpu")
 
 
 class CacheFull(Exception):
     """There is no room now; there will be when other jobs have ended."""
+
+
+class Layout(Struct, frozen=True):
+    """What a layer keeps of one token."""
+
+    key_heads: int = 0
+    key_size: int = 0
+    value_heads: int = 0
+    value_size: int = 0
+
+    @property
+    def values(self) -> int:
+        return self.key_heads * self.key_size + self.value_heads * self.value_size
 
 
 class JobCache:
@@ -35,43 +55,70 @@ class JobCache:
         self.bytes = 0
         self.freed = False
         self._pool = pool
-        self._index = {layer: index for index, layer in enumerate(self.layers)}
-        self._data: torch.Tensor | None = None
+        self._data: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
+        """Layers of the same layout, with their keys and values, each
+        [layers, heads, capacity, size]."""
+        self._sequence: SequenceCache | None = None
 
-    def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, each [kv_heads, capacity, head_dim]."""
-        keys, values = self.all(layer, layer + 1)[0]
-        return keys, values
-
-    def all(self, start: int, end: int) -> torch.Tensor:
-        """Of layers that follow each other, [layers, 2, kv_heads, capacity, head_dim]."""
-        if self.freed:
-            raise LlmFailure(
-                LlmCode.ENGINE_ERROR, "the job has ended, and its cache was given back"
+    def views(self, first: int, end: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """By layer: keys and values of these positions, each [heads, positions, size]."""
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layers, keys, values in self._memory():
+            pairs = zip(
+                keys[:, :, first:end].unbind(), values[:, :, first:end].unbind(), strict=True
             )
-        first = self._index[start]
-        if self.layers[first : first + end - start] != tuple(range(start, end)):
-            raise KeyError(f"the job has no room for layers {start} to {end}")
-        return self._memory()[first : first + end - start]
+            found.update(zip(layers, pairs, strict=True))
+        return found
+
+    def sequence(self, make: Callable[[], SequenceCache]) -> SequenceCache:
+        """For layers that compute one job at a time: the cache of transformers."""
+        self._check()
+        if self._sequence is None:
+            self._sequence = make()
+        return self._sequence
+
+    @property
+    def can_be_cut(self) -> bool:
+        return self._sequence is None or self._sequence.can_be_cut
 
     def cut(self, start: int, end: int, position: int) -> None:
         """What layers have from this position on is not to be used any more."""
         for layer in range(start, end):
-            if self.filled[layer] > position:
-                self.filled[layer] = position
+            if self.filled[layer] <= position:
+                continue
+            if self._sequence is not None:
+                if not self._sequence.can_be_cut:
+                    raise LlmFailure(
+                        LlmCode.ENGINE_ERROR,
+                        f"layer {layer} keeps a state, which can't be taken back to {position}",
+                    )
+                self._sequence.cut(layer, position)
+            self.filled[layer] = position
 
     def free(self) -> None:
         """Give everything back; a second time does nothing."""
         self._pool.free(self)
 
-    def _memory(self) -> torch.Tensor:
+    def drop(self) -> None:
+        """Its memory."""
+        self.freed = True
+        self._data, self._sequence = [], None
+
+    def _check(self) -> None:
+        if self.freed:
+            raise LlmFailure(
+                LlmCode.ENGINE_ERROR, "the job has ended, and its cache was given back"
+            )
+
+    def _memory(self) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        self._check()
         data = self._data
-        if data is None or data.shape[3] < self.capacity:
-            self._data = self._pool.memory(len(self.layers), self.capacity)
-            if data is not None:
-                filled = max(self.filled.values())
-                self._data[:, :, :, :filled] = data[:, :, :, :filled]
-        assert self._data is not None
+        if not data or data[0][1].shape[2] < self.capacity:
+            self._data = self._pool.memory(self.layers, self.capacity)
+            filled = max(self.filled.values())
+            for (_, *new), (_, *old) in zip(self._data, data, strict=False):
+                for one, other in zip(new, old, strict=True):
+                    one[:, :, :filled] = other[:, :, :filled]
         return self._data
 
 
@@ -83,15 +130,24 @@ class _CachedJob(Struct):
 class KvPool:
     """`on_free` is told, in whatever thread, when there is more room than before."""
 
-    def __init__(self, shape: Shape, budget: int, dtype: torch.dtype, block: int = 64) -> None:
+    def __init__(
+        self,
+        layouts: Mapping[int, Layout],
+        positions: int,
+        budget: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        block: int = 64,
+    ) -> None:
+        """`layouts` are of layers that are here, and may change with them."""
         self.total = budget
         self.used = 0
         """Bytes that are promised to jobs."""
         self.kept = 0
         """Bytes of caches that are kept for a next turn: they make way for a job."""
         self.on_free: Callable[[], None] = lambda: None
-        self._shape, self._dtype, self._block = shape, dtype, block
-        self._token_bytes = cache_bytes(shape, dtype.itemsize)
+        self._layouts, self._positions = layouts, positions
+        self._dtype, self._device, self._block = dtype, device, block
         self._kept: OrderedDict[bytes, _CachedJob] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -100,11 +156,15 @@ class KvPool:
         capacity = self._capacity(tokens)
         cache = JobCache(self, layers, capacity)
         with self._lock:
-            cache.bytes = self._take(len(cache.layers) * capacity * self._token_bytes, 0)
+            cache.bytes = self._take(self._bytes(cache.layers, capacity), 0)
         return cache
 
     def keep(self, cache: JobCache, key: bytes, until: float) -> None:
-        """A finished job's cache, for a later job with this key."""
+        """A finished job's cache, for a later job with this key. What can't be cut back to where
+        they part is of no use to it."""
+        if not cache.can_be_cut:
+            self.free(cache)
+            return
         with self._lock:
             if cache.freed:
                 return
@@ -124,7 +184,7 @@ class KvPool:
                 return None
             cache = kept.cache
             capacity = max(capacity, cache.capacity)
-            size = len(cache.layers) * capacity * self._token_bytes
+            size = self._bytes(cache.layers, capacity)
             del self._kept[key]
             self.kept -= cache.bytes
             try:
@@ -160,25 +220,45 @@ class KvPool:
                     self._drop(key)
                     break
             else:
-                self._give_back(cache)
+                cache.drop()
                 self.used -= cache.bytes
         self.on_free()
 
-    def memory(self, layers: int, capacity: int) -> torch.Tensor:
-        """[layers, 2, kv_heads, capacity, head_dim]; a page of it costs memory when it is first
-        written to, and all of it goes back to the system with the last view."""
-        shape = (layers, 2, self._shape.kv_heads, capacity, self._shape.head_dim)
-        size = layers * capacity * self._token_bytes
-        flat = torch.frombuffer(mmap.mmap(-1, size), dtype=self._dtype)
-        return flat.view(shape)
+    def memory(
+        self, layers: Sequence[int], capacity: int
+    ) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """Layers of the same layout, with room for their keys and values."""
+        same: dict[Layout, list[int]] = {}
+        for layer in layers:
+            same.setdefault(self._layouts[layer], []).append(layer)
+        return [
+            (
+                alike,
+                self._room(len(alike), one.key_heads, capacity, one.key_size),
+                self._room(len(alike), one.value_heads, capacity, one.value_size),
+            )
+            for one, alike in same.items()
+        ]
+
+    def _room(self, *shape: int) -> torch.Tensor:
+        """On a CPU a page of it costs memory when it is first written to, and all of it goes back
+        to the system with the last view."""
+        size = math.prod(shape) * self._dtype.itemsize
+        if self._device.type != "cpu" or not size:
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=self._dtype).view(shape)
+
+    def _bytes(self, layers: Sequence[int], capacity: int) -> int:
+        values = sum(self._layouts[layer].values for layer in layers)
+        return int(values * capacity * self._dtype.itemsize)
 
     def _capacity(self, tokens: int) -> int:
-        if tokens > self._shape.max_positions:
+        if tokens > self._positions:
             raise LlmFailure(
                 LlmCode.CONTEXT_EXCEEDED,
-                f"{tokens} tokens were asked for, and the model has {self._shape.max_positions}",
+                f"{tokens} tokens were asked for, and the model has {self._positions}",
                 tokens=tokens,
-                context=self._shape.max_positions,
+                context=self._positions,
             )
         return max(1, -(-tokens // self._block)) * self._block
 
@@ -201,10 +281,5 @@ class KvPool:
         if kept is None:
             return False
         self.kept -= kept.cache.bytes
-        self._give_back(kept.cache)
+        kept.cache.drop()
         return True
-
-    @staticmethod
-    def _give_back(cache: JobCache) -> None:
-        cache.freed = True
-        cache._data = None

@@ -12,11 +12,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from penstock.models.gguf import GgufHeader, GgufTensor, Malformed, Value, part_paths
-from penstock.workloads.pipes.weights import described
+from penstock.workloads.pipes.weights.described import check_number
 from penstock.workloads.pipes.weights.gguf_config import GgufConfig
 from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
-from penstock.workloads.pipes.weights.tensor_file import read_into
 from penstock.workloads.pipes.weights.tokenizers import gguf_tokenizer
 
 _LAYER = {
@@ -49,7 +48,11 @@ NAMES = {
 _TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.add_bos_token")
 _DERIVED = ("rope_freqs", "attn_rot_embd")
 """Positions in another form, and no weights."""
-_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
+_ENDS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 _INTERLEAVED = ("llama", "smollm3")
 """Whose queries and keys lie in pairs of neighbours there, and in two halves here."""
 _SHIFTED = ("gemma", "gemma2", "gemma3")
@@ -77,7 +80,7 @@ class GgufSource:
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         config = GgufConfig(path, self._metadata, shapes, self._small).config()
         self.config: Mapping[str, Any] = config
-        self._shape = described.read_shape(config, path)
+        self.size = sum(tensor.size for tensor in self._tensors.values())
         self._arch = str(self._metadata["general.architecture"])
         self._names = NAMES.get(self._arch, NAMES[""])
         self._refuse_unknown_types()
@@ -98,20 +101,16 @@ class GgufSource:
 
     def layer(self, n: int) -> Mapping[str, torch.Tensor]:
         give_back()  # what the layer before was made of
+        check_number(self.config, n, self.path)
         places = self._layer_places(n)
         return {name: self._converted(place) for name, place in places.items()}
 
     def ends(self) -> Mapping[str, torch.Tensor]:
-        return {name: self._converted(place) for name, place in self._end_places().items()}
-
-    def layer_bytes(self, n: int) -> int:
-        return sum(place.size for place in self._layer_places(n).values())
-
-    def layer_values(self, n: int) -> int:
-        return sum(place.values for place in self._layer_places(n).values())
-
-    def ends_bytes(self) -> int:
-        return sum(place.size for place in self._end_places().values())
+        return {
+            name: self._converted(self._tensors[theirs])
+            for name, theirs in _ENDS.items()
+            if theirs in self._tensors
+        }
 
     def tokenizer(self) -> Any:
         return gguf_tokenizer(parts(self.path)[0], self._metadata)
@@ -124,26 +123,21 @@ class GgufSource:
                 # What is not known keeps its name, and whoever computes refuses it.
                 if stem not in _DERIVED:
                     places[f"{self._names.get(stem, stem)}.{kind}"] = tensor
-        shapes = {name: place.shape for name, place in places.items()}
-        described.check_layer(self._shape, n, shapes, self.path)
-        return places
-
-    def _end_places(self) -> dict[str, GgufTensor]:
-        places = {
-            name: self._tensors[theirs] for name, theirs in _ENDS.items() if theirs in self._tensors
-        }
-        shapes = {name: place.shape for name, place in places.items()}
-        described.check_ends(self._shape, shapes, self.path)
         return places
 
     def _converted(self, place: GgufTensor) -> torch.Tensor:
-        tensor = read(place)
+        try:
+            return self._turned(place, read(place))
+        except (RuntimeError, ValueError) as error:
+            raise invalid(self.path, f"has {place.name} of a wrong size: {error}") from error
+
+    def _turned(self, place: GgufTensor, tensor: torch.Tensor) -> torch.Tensor:
         if self._arch in _SHIFTED and "norm.weight" in place.name:
             return tensor - 1
         if self._arch in _INTERLEAVED and ".attn_q." in place.name:
-            return halved(tensor, self._shape.heads)
+            return halved(tensor, int(self.config["num_attention_heads"]))
         if self._arch in _INTERLEAVED and ".attn_k." in place.name:
-            return halved(tensor, self._shape.kv_heads)
+            return halved(tensor, int(self.config["num_key_value_heads"]))
         return tensor
 
     def _small(self, name: str) -> list[float]:
@@ -204,6 +198,18 @@ def read(place: GgufTensor) -> torch.Tensor:
         piece = packed[start : start + step].reshape(1, -1)
         values[start : start + step] = dequantize(piece, kind).reshape(-1, block)
     return torch.from_numpy(values).reshape(place.shape)
+
+
+def read_into(path: Path, offset: int, tensor: torch.Tensor) -> None:
+    """Fills a tensor of bytes."""
+    left = memoryview(tensor.numpy())
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while left:
+            got = file.readinto(left)
+            if not got:
+                raise invalid(path, "became shorter while it was read")
+            left = left[got:]
 
 
 def halved(tensor: torch.Tensor, heads: int) -> torch.Tensor:

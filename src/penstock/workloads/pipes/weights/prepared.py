@@ -22,18 +22,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.weights import described
+from penstock.workloads.pipes.weights.described import check_number, read_config, read_json
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
-from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
+from penstock.workloads.pipes.weights.safetensors import read_file
 from penstock.workloads.pipes.weights.source import Source
-from penstock.workloads.pipes.weights.tensor_file import TensorFile
 from penstock.workloads.pipes.weights.tokenizers import folder_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 _ENDS = "ends"
 
 
@@ -42,7 +41,6 @@ class Part(msgspec.Struct, frozen=True):
 
     file: str
     bytes: int
-    values: int
     fingerprint: str
 
 
@@ -58,54 +56,36 @@ class PreparedSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = _read_manifest(path / "manifest.json")
-        self.config: Mapping[str, Any] = described.read_config(path / "config.json")
-        self._shape = described.read_shape(self.config, path / "config.json")
-        if self._shape.num_layers != self.manifest.num_layers:
+        self.config: Mapping[str, Any] = read_config(path / "config.json")
+        if self.config.get("num_hidden_layers") != self.manifest.num_layers:
             raise invalid(path, "has a config and a manifest of different models")
+        parts = (*self.manifest.layers, self.manifest.ends)
+        self.size = sum(part.bytes for part in parts)
 
     @cached_property
     def generation(self) -> Mapping[str, Any]:
         file = self.path / _ENDS / "generation_config.json"
-        return described.read_json(file) if file.exists() else {}
+        return read_json(file) if file.exists() else {}
 
     @property
     def fingerprints(self) -> Sequence[str]:
         return tuple(part.fingerprint for part in self.manifest.layers)
 
     def layer(self, n: int) -> Mapping[str, Tensor]:
-        give_back()  # what the layer before was made of
-        file = self._opened(self._part(n))
-        shapes = {name: place.shape for name, place in file.places.items()}
-        described.check_layer(self._shape, n, shapes, file.path)
-        return {name: file.read(name) for name in file.places}
+        check_number(self.config, n, self.path)
+        return self._read(self.manifest.layers[n])
 
     def ends(self) -> Mapping[str, Tensor]:
-        file = self._opened(self.manifest.ends)
-        shapes = {name: place.shape for name, place in file.places.items()}
-        described.check_ends(self._shape, shapes, file.path)
-        return {name: file.read(name) for name in file.places}
-
-    def layer_bytes(self, n: int) -> int:
-        return self._part(n).bytes
-
-    def layer_values(self, n: int) -> int:
-        return self._part(n).values
-
-    def ends_bytes(self) -> int:
-        return self.manifest.ends.bytes
+        return self._read(self.manifest.ends)
 
     def tokenizer(self) -> Any:
         return folder_tokenizer(self.path / _ENDS)
 
-    def _part(self, n: int) -> Part:
-        described.check_number(self._shape, n, self.path)
-        return self.manifest.layers[n]
-
-    def _opened(self, part: Part) -> TensorFile:
+    def _read(self, part: Part) -> Mapping[str, Tensor]:
         path = self.path / part.file
         if not path.exists():
             raise not_found(path, "is not there: copy it from where the model was prepared")
-        return TensorFile(path)
+        return read_file(path)
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -179,7 +159,6 @@ def _save(tensors: Mapping[str, Tensor], folder: Path, file: str) -> Part:
     return Part(
         file=file,
         bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        values=sum(tensor.numel() for tensor in tensors.values()),
         fingerprint=fingerprint(tensors),
     )
 

@@ -1,15 +1,17 @@
-"""How much of a model fits into a machine."""
+"""How much of a model fits into a machine, or into a device of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.workloads.pipes.model.shape import Shape, cache_bytes
-from penstock.workloads.pipes.weights.memory import machine_memory as machine_memory
-from penstock.workloads.pipes.weights.source import Source
+import torch
 
-_WEIGHT = {"float32": 4, "bfloat16": 2, "int8": 1}
-_COMPUTED = {"float32": 4, "bfloat16": 2, "int8": 4}
+from penstock.workloads.pipes.model.architecture import Architecture
+from penstock.workloads.pipes.model.cache import CPU
+from penstock.workloads.pipes.model.linear import COMPUTE
+from penstock.workloads.pipes.weights.memory import machine_memory as machine_memory
+
+_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _MOST_CACHE = 4 << 30
 
 
@@ -33,32 +35,31 @@ class Room:
 
 
 def room(
-    source: Source,
-    shape: Shape,
+    architecture: Architecture,
     dtype: str,
     *,
+    device: torch.device = CPU,
     memory: int = 0,
     cache: int = 0,
     context: int = 4096,
     ends: bool = False,
 ) -> Room:
     """`memory` and `cache` as LpConfig has them: 0 is left to this place to choose."""
-    memory = memory or machine_memory() * 3 // 4
-    values = source.layer_values(0)  # as every other
+    memory = memory or device_memory(device) * 3 // 4
+    values = max(architecture.layer_values)
     weight = values * _WEIGHT[dtype]
-    held = ends_bytes(shape, dtype) if ends else 0
+    held = architecture.end_values * _WEIGHT[dtype] if ends else 0
     left = memory - held - cache
     # While a layer is loaded it is there as float32 too, as stored or as made of it.
     left -= 2 * 4 * values
     # The least that a job needs of a layer, four times over: only a quarter is for caches.
-    least = (
-        0 if cache else 4 * min(context, shape.max_positions) * cache_bytes(shape, _COMPUTED[dtype])
-    )
+    tokens = 0 if cache else min(context, architecture.max_positions)
+    least = 4 * tokens * architecture.cache_values * COMPUTE[dtype].itemsize
     fits = max(0, left) // (weight + least)
-    return Room(memory, weight, held, min(fits, shape.num_layers))
+    return Room(memory, weight, held, min(fits, architecture.num_layers))
 
 
-def ends_bytes(shape: Shape, dtype: str) -> int:
-    tables = 1 if shape.tied else 2
-    table = shape.vocabulary * shape.hidden
-    return tables * table * _WEIGHT[dtype] + shape.hidden * _COMPUTED[dtype]
+def device_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return machine_memory()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.workloads.pipes.weights import described
+from safetensors import SafetensorError, safe_open
+
+from penstock.workloads.pipes.weights.described import read_config, read_json
 from penstock.workloads.pipes.weights.memory import give_back
-from penstock.workloads.pipes.weights.refusing import invalid
-from penstock.workloads.pipes.weights.tensor_file import TensorFile, TensorLocation
+from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 from penstock.workloads.pipes.weights.tokenizers import folder_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _INDEX = "model.safetensors.index.json"
-_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
-"""What may stand before `layers.0`; the later ones are of models that also see or hear."""
+_LAYER = re.compile(r"(?P<list>(?:[^.]+\.)*?)(?P<number>\d+)\.(?P<name>.+)")
+"""A tensor of a list of modules: `model.layers.3.mlp.up_proj.weight`."""
+_OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|image|projector")
+_DERIVED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
+"""An old checkpoint's tables: no weights."""
 
 
 class SafetensorsSource:
@@ -28,55 +32,57 @@ class SafetensorsSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        file = path / "config.json"
-        config = described.read_config(file)
-        described.read_shape(config, file)
-        self._files: dict[str, TensorFile] = {}
-        self._where = self._index()
-        self._prefix = self._find_prefix()
-        config["tie_word_embeddings"] = described.tied(config, self._head_name() in self._where)
-        self.config: Mapping[str, Any] = config
-        self._shape = described.read_shape(config, file)
+        self.config: Mapping[str, Any] = read_config(path / "config.json")
+
+    @cached_property
+    def size(self) -> int:
+        index = self.path / _INDEX
+        if index.exists():
+            metadata = read_json(index).get("metadata")
+            total = metadata.get("total_size") if isinstance(metadata, dict) else None
+            return total if isinstance(total, int) else 0
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
 
     @cached_property
     def generation(self) -> Mapping[str, Any]:
         file = self.path / "generation_config.json"
-        return described.read_json(file) if file.exists() else {}
+        return read_json(file) if file.exists() else {}
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
         return ()
 
     def layer(self, n: int) -> Mapping[str, Tensor]:
-        give_back()  # what the layer before was made of
-        start = f"{self._prefix}layers.{n}."
-        places = self._layer_places(n)
-        return {name: self._file(start + name).read(start + name) for name in places}
+        start = f"{self._list}{n}."
+        names = {name: name.removeprefix(start) for name in self._where if name.startswith(start)}
+        if not names:
+            raise invalid(self.path, f"has no tensors of layer {n}")
+        return self._read(names)
 
     def ends(self) -> Mapping[str, Tensor]:
-        names = self._end_names()
-        self._end_places()
-        return {short: self._file(name).read(name) for short, name in names.items()}
-
-    def layer_bytes(self, n: int) -> int:
-        return sum(place.size for place in self._layer_places(n).values())
-
-    def layer_values(self, n: int) -> int:
-        """By the config: the layer's shard need not be here."""
-        described.check_number(self._shape, n, self.path)
-        return sum(math.prod(shape) for shape in described.layer_shapes(self._shape).values())
-
-    def ends_bytes(self) -> int:
-        return sum(place.size for place in self._end_places().values())
+        root = self._list.rpartition(".")[0].rpartition(".")[0]
+        inner = "language_model" in root
+        names = {}
+        for name in self._where:
+            if name.startswith(self._list):
+                continue
+            if not inner:
+                names[name] = name
+            elif name.startswith(f"{root}."):
+                names[name] = "model." + name.removeprefix(f"{root}.")
+            elif name.endswith("lm_head.weight"):
+                names[name] = "lm_head.weight"
+        return self._read(names)
 
     def tokenizer(self) -> Any:
         return folder_tokenizer(self.path)
 
-    def _index(self) -> dict[str, str]:
+    @cached_property
+    def _where(self) -> dict[str, str]:
         """Which file has which tensor."""
         index = self.path / _INDEX
         if index.exists():
-            where = described.read_json(index).get("weight_map")
+            where = read_json(index).get("weight_map")
             if not isinstance(where, dict) or not where:
                 raise invalid(index, "does not say where the tensors are (weight_map)")
             for file in where.values():
@@ -87,51 +93,63 @@ class SafetensorsSource:
         whole = self.path / "model.safetensors"
         where = {}
         for file in [whole] if whole in files else files:
-            where.update(dict.fromkeys(self._opened(file.name).places, file.name))
+            with opened(file) as tensors:
+                where.update(dict.fromkeys(tensors.keys(), file.name))
         return where
 
-    def _find_prefix(self) -> str:
-        for prefix in _PREFIXES:
-            start = f"{prefix}layers.0."
-            if any(name.startswith(start) for name in self._where):
-                return prefix
-        raise invalid(self.path, "has no tensors of a language model's layer 0")
+    @cached_property
+    def _list(self) -> str:
+        """The list of the language model's layers: of several as long as it, the one of text."""
+        lists: dict[str, set[int]] = {}
+        for name in self._where:
+            if found := _LAYER.fullmatch(name):
+                lists.setdefault(found["list"], set()).add(int(found["number"]))
+        count = self.config.get("num_hidden_layers") or self.config.get("n_layer") or 1
+        long = [
+            name
+            for name, numbers in lists.items()
+            if not _OTHER_TOWERS.search(name) and count - 1 in numbers and 0 in numbers
+        ]
+        if not long:
+            raise invalid(self.path, f"has no tensors of a language model of {count} layers")
+        return max(long, key=lambda name: sum(one.startswith(name) for one in self._where))
 
-    def _head_name(self) -> str:
-        outer = "language_model." if self._prefix == "language_model.model." else ""
-        return outer + "lm_head.weight"
+    def _read(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        wanted = {theirs: ours for theirs, ours in names.items() if not _DERIVED.search(theirs)}
+        found: dict[str, Tensor] = {}
+        for file in sorted({self._where[name] for name in wanted}):
+            here = {theirs: ours for theirs, ours in wanted.items() if self._where[theirs] == file}
+            found |= read_file(self.path / file, here)
+        return found
 
-    def _end_names(self) -> dict[str, str]:
-        names = {
-            "embed": f"{self._prefix}embed_tokens.weight",
-            "norm": f"{self._prefix}norm.weight",
-        }
-        return names if self.config["tie_word_embeddings"] else names | {"head": self._head_name()}
 
-    def _layer_places(self, n: int) -> dict[str, TensorLocation]:
-        start = f"{self._prefix}layers.{n}."
-        names = [name for name in self._where if name.startswith(start)]
-        places = {name.removeprefix(start): self._file(name).places[name] for name in names}
-        # An old checkpoint's rotary table: derived, and no weight.
-        places.pop("self_attn.rotary_emb.inv_freq", None)
-        shapes = {name: place.shape for name, place in places.items()}
-        described.check_layer(self._shape, n, shapes, self.path)
-        return places
+def opened(path: Path) -> Any:
+    """A safetensors file. Raises LlmFailure."""
+    try:
+        path.open("rb").close()  # the library's own errors are of many kinds
+        return safe_open(str(path), framework="pt")
+    except FileNotFoundError:
+        raise not_found(path, "does not exist") from None
+    except SafetensorError as error:
+        raise invalid(path, f"is damaged or cut off: {error}") from error
+    except OSError as error:
+        raise invalid(path, f"can't be read: {error.strerror or error}") from error
 
-    def _end_places(self) -> dict[str, TensorLocation]:
-        names = {short: name for short, name in self._end_names().items() if name in self._where}
-        places = {short: self._file(name).places[name] for short, name in names.items()}
-        shapes = {short: place.shape for short, place in places.items()}
-        described.check_ends(self._shape, shapes, self.path)
-        return places
 
-    def _file(self, name: str) -> TensorFile:
-        file = self._opened(self._where[name])
-        if name not in file.places:
-            raise invalid(file.path, f"lacks {name}, which the index says is in it")
-        return file
-
-    def _opened(self, file: str) -> TensorFile:
-        if file not in self._files:
-            self._files[file] = TensorFile(self.path / file)
-        return self._files[file]
+def read_file(path: Path, names: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+    """Tensors of a file by new names, or all of them. The library maps the file, and each tensor
+    would keep the map: they are copied."""
+    give_back()  # what was read before
+    found = {}
+    with opened(path) as tensors:
+        there = set(tensors.keys())
+        for theirs, ours in (names or dict(zip(there, there, strict=True))).items():
+            if theirs not in there:
+                raise invalid(path, f"lacks {theirs}, which the index says is in it")
+            tensor = tensors.get_tensor(theirs)
+            if not tensor.is_floating_point() or tensor.itemsize < 2:
+                raise not_supported(
+                    path, f"has {theirs} as {tensor.dtype}: only plain floats are taken"
+                )
+            found[ours] = tensor.clone()
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,8 @@ from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_su
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.workloads.pipes.model.architecture import Architecture
+
 NEEDED = ("torch", "safetensors", "gguf", "transformers", "cryptography")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -21,30 +24,26 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 class Source(Protocol):
     """Every method raises LlmFailure, with a reason that names the file."""
 
+    @property
+    def path(self) -> Path: ...
+
     config: Mapping[str, Any]
     """config.json as transformers has it. Of a model that also sees or hears only what describes
-    its language model; `tie_word_embeddings` is always there."""
+    its language model."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weights, as stored."""
+        ...
 
     def layer(self, n: int) -> Mapping[str, Tensor]:
-        """The names come without `model.layers.N.`, the values in the source's precision: what
-        is quantised comes as float32. The tensors belong to the caller, and nothing of the file
-        stays in memory beside them."""
+        """The names are a checkpoint's, without `model.layers.N.`, and the values in the source's
+        precision: what is quantised comes as float32. The tensors belong to the caller, and nothing
+        of the file stays in memory beside them."""
         ...
 
     def ends(self) -> Mapping[str, Tensor]:
-        """`embed`, `norm`, and `head` unless the embedding is the head too."""
-        ...
-
-    def layer_bytes(self, n: int) -> int:
-        """As stored."""
-        ...
-
-    def layer_values(self, n: int) -> int:
-        """How many numbers it has, to know its size in another precision."""
-        ...
-
-    def ends_bytes(self) -> int:
-        """As stored."""
+        """All that is in no layer, by the names of a checkpoint."""
         ...
 
     @property
@@ -78,6 +77,26 @@ def open_source(path: Path) -> Source:
     if path.suffix == ".safetensors":
         raise invalid(path, "is one file of a model: its folder is needed, for the config.json")
     raise invalid(path, "is neither a GGUF file nor a folder with a model")
+
+
+def architecture_of(source: Source) -> Architecture:
+    """What its config says. Raises LlmFailure, which names the file."""
+    from penstock.workloads.pipes.model.architecture import Architecture
+
+    with naming(source):
+        return Architecture(source.config)
+
+
+@contextmanager
+def naming(source: Source) -> Iterator[None]:
+    """What is refused in here names the model's files."""
+    try:
+        yield
+    except LlmFailure as failure:
+        if str(source.path) in failure.message:
+            raise
+        said = f"{source.path}: {failure.message}"
+        raise LlmFailure(failure.code, said, **failure.facts) from failure
 
 
 def needs_engine() -> None:
