@@ -116,7 +116,7 @@ class Architecture:
         except Exception as error:  # whatever its class finds wrong
             raise _invalid(f"can't be read: {_first_line(error)}") from error
         if type(read) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise self.refused("it is no decoder that generates text")
+            raise self.refused("it is not a decoder that generates text")
         if getattr(read, "is_encoder_decoder", False):
             raise self.refused("it has an encoder")
         if getattr(read, "use_bidirectional_attention", None) or not getattr(
