@@ -27,7 +27,7 @@ from penstock.workloads.llm.values import Delta, LlmCode, LlmFailure
 from penstock.workloads.pipes.node import Node
 
 FIRST, MIDDLE, LAST = ranges(0, 2, 4, 6)
-LONG = 60
+LONG = 200
 
 
 class Turns(Heard):
@@ -116,7 +116,8 @@ async def test_a_job_outlives_both_copies_of_its_layers_if_they_are_started_anew
         after = {3 + 5 * n: lambda turn=turn: other(*turn) for n, turn in enumerate(turns)}
         text, told = await disturbed(node, after)
         assert text == small.text(PROMPT, LONG)
-        assert len(told) == len(turns)
+        # It may have moved on already when a copy stops; but both were lost under it.
+        assert {"b", "c"} <= {line.split()[2] for line in told}
 
 
 @run_async
