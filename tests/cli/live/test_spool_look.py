@@ -143,7 +143,7 @@ def test_the_counts_of_a_workspace(spool: Spool) -> None:
 def test_jobs_are_listed_newest_first(spool: Spool) -> None:
     old, new = spool.queued("first\x1b]0;title\x07\nline"), spool.done({"result.txt": b"x"})
     header, *rows = spool("list").text.splitlines()
-    assert header.split() == ["ID", "STATUS", "AGE", "TOOK", "TOKENS", "PROMPT"]
+    assert header.split() == ["ID", "STATUS", "AGE", "TOOK", "PROMPT"]  # no TOKENS: none has any
     assert [row.split()[:2] for row in rows] == [[new, "DONE"], [old, "QUEUED"]]
     assert rows[1].endswith("first]0;title line")
     assert [one["job_id"] for one in spool.json("list")] == [new, old]

@@ -59,7 +59,8 @@ def failed(spool: Spool, job_id: str, *words: str) -> None:
     """It is FAILED, nowhere else, and its one line says all of these."""
     found = spool.ended(job_id)
     folder = spool.workspace.of(Status.FAILED, job_id)
-    assert spool.where(job_id) == [Status.FAILED]
+    # What lay in the place of a folder goes after the failed job is there.
+    eventually(lambda: spool.where(job_id) == [Status.FAILED], "it is nowhere else")
     reason = (folder / "error.txt").read_text()
     assert reason == found.error
     assert "\n" not in reason
