@@ -99,6 +99,8 @@ _own = options(
     --listen HOST:PORT     Where other nodes reach this one; by default 127.0.0.1 and a free port.
     --advertise HOST:PORT  The address that other nodes use, if it differs from --listen.
     --node-id NAME         Its name in the network; else made of host and process.
+    --device DEVICE        What to compute on: cpu, cuda:N or mps; else an accelerator if there is
+            one.
     --dtype DTYPE          Data type of the computation; auto is the faster of float32 and bfloat16
             here.
     --threads 1..          Threads that compute; else measured.
@@ -121,7 +123,7 @@ _own = options(
     """,
     listen=Parsed("address", _own_address),
     advertise=_ADDRESS,
-    dtype=click.Choice(["auto", "float32", "bfloat16", "int8"]),
+    dtype=click.Choice(["auto", "float32", "bfloat16", "float16", "int8"]),
     context=click.IntRange(min=16),
     prefill_chunk_size=click.IntRange(min=1),
     spot_check=click.FloatRange(0, 1),
