@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import datetime
 import ipaddress
+import json
+import os
+import secrets
 import shutil
 import signal
 import socket
@@ -15,6 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nkeys
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -36,14 +41,14 @@ def program() -> Path:
 class NatsServer:
     """It can be killed, stopped for a while, and started again on the same port."""
 
-    def __init__(self, folder: Path, configuration: str = "") -> None:
+    def __init__(self, folder: Path, configuration: str = "", *, jetstream: bool = True) -> None:
         self._folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._file = folder / "nats.conf"
+        streams = f'jetstream {{ store_dir: "{folder}/js", sync_interval: always }}\n'
         self._file.write_text(
-            f'host: "127.0.0.1"\nport: {self.port}\njetstream {{ store_dir: "{folder}/js" }}\n'
-            + configuration
+            f'host: "127.0.0.1"\nport: {self.port}\n{streams if jetstream else ""}{configuration}'
         )
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -102,7 +107,55 @@ async def working(
         await asyncio.gather(running, return_exceptions=True)
 
 
-def make_tls_files(folder: Path, address: str) -> str:
+class NatsIdentity:
+    """An operator, an account or a user of NATS: an NKEY, and the tokens that it signs."""
+
+    def __init__(self, kind: int) -> None:
+        self.key = nkeys.from_seed(nkeys.encode_seed(os.urandom(32), kind))
+        self.public = self.key.public_key.decode()
+
+    def token(self, subject: NatsIdentity, **claims: object) -> str:
+        """A JWT about another one."""
+        body = {
+            "jti": secrets.token_hex(16),
+            "iat": int(time.time()),
+            "iss": self.public,
+            "sub": subject.public,
+            "name": "test",
+            "nats": {"version": 2, **claims},
+        }
+        head = {"typ": "JWT", "alg": "ed25519-nkey"}
+        parts = [_encoded(json.dumps(each).encode()) for each in (head, body)]
+        return ".".join([*parts, _encoded(self.key.sign(".".join(parts).encode()))])
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def make_credentials(file: Path) -> str:
+    """Write a `.creds` file; answers the server's configuration, which lets this user in."""
+    operator, account, user = (
+        NatsIdentity(kind)
+        for kind in (nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_USER)
+    )
+    free = dict.fromkeys(("subs", "data", "payload"), -1)
+    more = dict.fromkeys(("imports", "exports", "conn", "leaf"), -1)
+    limits = {**free, **more, "wildcards": True}
+    account_token = operator.token(account, type="account", limits=limits)
+    user_token = account.token(user, type="user", **free)
+    file.write_text(
+        f"-----BEGIN NATS USER JWT-----\n{user_token}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{user.key.seed.decode()}\n"
+        "------END USER NKEY SEED------\n"
+    )
+    return (
+        f"operator: {operator.token(operator, type='operator')}\nresolver: MEMORY\n"
+        f"resolver_preload: {{ {account.public}: {account_token} }}\n"
+    )
+
+
+def make_tls_files(folder: Path, *addresses: str) -> str:
     """Write `key.pem`, `cert.pem` and `ca.pem`; answers what the server's configuration says."""
     authority_key, key = new_private_key(), new_private_key()
     authority = Authority(authority_key, "own")
@@ -117,7 +170,10 @@ def make_tls_files(folder: Path, address: str) -> str:
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(hours=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), False
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+            ),
+            False,
         )
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), False

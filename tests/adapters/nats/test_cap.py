@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 import redis.asyncio
-from cap.client import submit_job
 from cap.packet_boundary import finalize_packet
-from cap.pb.cordum.agent.v1 import buspacket_pb2, handshake_pb2, heartbeat_pb2, job_pb2
-from cap.runtime import Agent
+from cap.pb.cordum.agent.v1 import alert_pb2, handshake_pb2, heartbeat_pb2, job_pb2
 from cap.validate import validate_bus_packet
 from cap.worker import run_worker
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -25,152 +21,20 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+from tests.support.cap import echo, packet_of, plane
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon
 
-from penstock.adapters.nats.cap import CapBridge
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.core.errors import Misconfigured
-from penstock.core.job import Job, JobRequest
+from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.testing.aio import run_async
 
-Handler = Callable[[Any], Any]
 # The SDK's own use of its Redis client.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning")
-
-
-class Plane:
-    """An engine that speaks CAP, and an observer of all that is on the bus."""
-
-    def __init__(self, engine: Engine, nc: Any, url: str) -> None:
-        self.engine, self.nc, self.url = engine, nc, url
-        self.seen: list[tuple[str, Any]] = []
-        """Subjects and packets."""
-
-    @property
-    def bridge(self) -> CapBridge:
-        assert self.engine.cap is not None
-        return self.engine.cap.bridge
-
-    @property
-    def redis_url(self) -> str:
-        assert self.engine.cap is not None
-        token = self.engine.settings.token_file.read_text().strip()
-        return f"redis://:{token}@127.0.0.1:{self.engine.cap.redis_port}/0"
-
-    async def watch(self, *subjects: str) -> None:
-        """Who listens where jobs go is one who takes them: so not before a worker does."""
-
-        async def take(message: Any) -> None:
-            packet = buspacket_pb2.BusPacket()
-            packet.ParseFromString(message.data)
-            self.seen.append((message.subject, packet))
-
-        for subject in subjects:
-            await self.nc.subscribe(subject, cb=take)
-        await self.nc.flush()
-
-    def of(self, subject: str) -> list[Any]:
-        return [packet for where, packet in self.seen if where == subject]
-
-    def alerts(self) -> list[int]:
-        return [packet.alert.error_code_enum for packet in self.of("sys.alert")]
-
-    async def submit(self, job_id: str, topic: str = "job.cap.echo", **fields: Any) -> None:
-        request = job_pb2.JobRequest(job_id=job_id, topic=topic, **fields)
-        await submit_job(self.nc, request, f"trace-{job_id}", "client")
-
-    async def send(self, subject: str, sender: str, **payload: Any) -> None:
-        await self.nc.publish(subject, packet_of(sender, **payload).SerializeToString())
-
-    async def done(self, job_id: str) -> Job:
-        held: list[Job] = []
-
-        async def look() -> bool:
-            job = await self.bridge._engine.find(job_id)
-            held[:] = [job] if job is not None and job.state in TERMINAL else []
-            return bool(held)
-
-        async with asyncio.timeout(20):
-            while not await look():  # noqa: ASYNC110  (over the public way alone)
-                await asyncio.sleep(0.02)
-        return held[0]
-
-    async def result(self, job: Job) -> bytes:
-        assert job.result is not None
-        assert job.result.result_ptr is not None
-        return await self.engine.blobs.get(job.result.result_ptr)
-
-    @asynccontextmanager
-    async def worker(self, handler: Handler, subject: str = "job.cap.echo") -> AsyncIterator[None]:
-        """The SDK's low-level worker: no handshake, no heartbeat, no start."""
-        running = asyncio.create_task(run_worker(self.url, subject, handler, sender_id="low"))
-        await self._listening(subject)
-        try:
-            yield
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    async def _listening(self, subject: str) -> None:
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    await self.nc.request(subject, b"", timeout=0.05)
-                except nats.errors.NoRespondersError:
-                    await asyncio.sleep(0.02)
-                except TimeoutError:
-                    return
-
-    @asynccontextmanager
-    async def agent(self, worker_id: str = "agent-1", **options: Any) -> AsyncIterator[Agent]:
-        """The SDK's runtime, with its own Redis client."""
-        agent = Agent(
-            nats_url=self.url,
-            redis_url=self.redis_url,
-            worker_id=worker_id,
-            heartbeat_interval=0.2,
-            **options,
-        )
-        yield agent
-        await agent.close()
-
-    async def knows(self, worker_id: str) -> None:
-        workers = self.engine.open_jobs.roster.workers
-        await soon(lambda: f"cap:{worker_id}" in workers and workers[f"cap:{worker_id}"].ready)
-
-
-def packet_of(sender: str, **payload: Any) -> Any:
-    packet = buspacket_pb2.BusPacket(trace_id="t", sender_id=sender, protocol_version=1, **payload)
-    packet.created_at.GetCurrentTime()
-    return packet
-
-
-@asynccontextmanager
-async def plane(folder: Path, server: NatsServer, **flags: Any) -> AsyncIterator[Plane]:
-    given = {
-        "data_dir": str(folder),
-        "bus.url": server.url,
-        "bus.prefix": f"cap-{folder.parent.name}-{folder.name}".replace(".", "-")[-60:],
-        "cap.enabled": True,
-        "cap.pointers": "127.0.0.1:0",
-        **flags,
-    }
-    engine = Engine(load(environ={}, flags=given))
-    nc = await nats.connect(server.url)
-    async with engine:
-        made = Plane(engine, nc, server.url)
-        await soon(lambda: made.bridge._client is not None)
-        await made.watch("sys.>")
-        yield made
-    await nc.close()
-
-
-async def echo(request: Any) -> Any:
-    return job_pb2.JobResult(job_id=request.job_id, status=job_pb2.JOB_STATUS_SUCCEEDED)
 
 
 # -- the SDK, unmodified --------------------------------------------------------------
@@ -463,12 +327,12 @@ async def test_jobs_go_on_after_the_death_of_the_nats_server(tmp_path: Path) -> 
         async with plane(tmp_path / "data", server) as cap, cap.worker(echo):
             await cap.submit("before")
             assert (await cap.done("before")).state is JobState.SUCCEEDED
-            first = cap.bridge._client
+            first = cap.bridge._connection.client
             server.kill()
-            await soon(lambda: cap.bridge._client is None)
+            await soon(lambda: cap.bridge._connection.client is None)
             [job] = await cap.engine.api.submit([JobRequest(job_id="", topic="job.cap.echo")])
             server.start()
-            await soon(lambda: cap.bridge._client not in (None, first))
+            await soon(lambda: cap.bridge._connection.client not in (None, first))
             done = await cap.engine.api.wait(job.job_id, 30)
             assert done.state is JobState.SUCCEEDED
     finally:
@@ -518,6 +382,11 @@ BAD: dict[str, tuple[str, Callable[[], bytes], int]] = {
         lambda: _job(job_id="a", topic="job.x", context_ptr="redis://q"),
         204,
     ),
+    "data pointer": (
+        "sys.job.submit",
+        lambda: _job(job_id="a", topic="job.x", context_ptr="data:no comma"),
+        204,
+    ),
     "unknown job": ("sys.job.result", lambda: _of(job_result=UNKNOWN), 204),
     "another's result": ("sys.job.result", lambda: _of(job_result=OTHERS), 101),
     "another's heartbeat": ("sys.heartbeat", lambda: _of(heartbeat=LIAR), 101),
@@ -541,6 +410,31 @@ async def test_a_bad_packet_is_dropped_counted_and_alerted(
         await soon(lambda: record.facts.get("dropped_packets") == {str(code): 1})
         assert not validate_bus_packet(cap.of("sys.alert")[0])
         assert (await cap.engine.api.status()).tally == {}
+
+
+@run_async
+async def test_alerts_of_others_are_logged_and_counted(
+    nats_server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def alert(code: int) -> Any:
+        said = {"message": "lost\nthe bus", "source_component": "peer", "severity": 2}
+        return alert_pb2.SystemAlert(**said, error_code_enum=code)
+
+    async with plane(tmp_path, nats_server) as cap:
+        for _ in range(3):
+            await cap.send("sys.alert", "peer", alert=alert(402))
+        await soon(lambda: cap.bridge.alerts == {402: 3})
+        lines = [one.getMessage() for one in caplog.records if "alert" in one.getMessage()]
+        assert lines == ["CAP: alert (402, from 'peer'): 'lost\\nthe bus'"]
+        cap.bridge._tell_facts()
+        record = cap.engine.open_jobs.roster.workers["cap:any"]
+        await soon(lambda: record.facts.get("received_alerts") == {"402": 3})
+        # One that is wrong is dropped without an alert: two components could go on for ever.
+        await cap.nc.publish("sys.alert", b"\xff\xff not a packet")
+        await soon(lambda: cap.bridge.rejected == {101: 1})
+        await cap.bridge._connection.sent()
+        await cap.nc.flush()
+        assert 101 not in cap.alerts()
 
 
 @run_async

@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import nkeys
 import pytest
-from tests.support.nats import NatsServer, make_tls_files, working
+from tests.support.nats import (
+    NatsIdentity,
+    NatsServer,
+    make_credentials,
+    make_tls_files,
+    working,
+)
 from tests.support.waiting import soon
 
 from penstock import App
 from penstock.adapters.nats.connection import NatsOptions, open_client, token_of
 from penstock.app.engine import Engine
 from penstock.app.nats import NatsWorker
-from penstock.cli.worker import wait_for_engine
+from penstock.app.worker_process import wait_for_engine
 from penstock.config import Settings, load
 from penstock.config.loading import shown
-from penstock.core.errors import Misconfigured, NotAuthenticated, NotPermitted, NotRunning
+from penstock.core.errors import (
+    Misconfigured,
+    NotAuthenticated,
+    NotPermitted,
+    NotRunning,
+    PenstockError,
+)
 from penstock.core.job import Job, JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
@@ -241,6 +254,63 @@ async def test_tls_needs_a_certificate_of_the_right_authority(tmp_path: Path) ->
         for wrong in (NatsOptions(url=url, ca=tmp_path / "other.pem"), NatsOptions(url=url)):
             with pytest.raises(Misconfigured, match="no TLS with the NATS server"):
                 await reaches(wrong)
+    finally:
+        server.kill()
+
+
+@run_async
+async def test_a_server_may_ask_for_a_certificate(tmp_path: Path) -> None:
+    verify = f', ca_file: "{tmp_path}/ca.pem", verify: true }}'
+    server = NatsServer(tmp_path, make_tls_files(tmp_path, "127.0.0.1").replace(" }", verify))
+    try:
+        url, ca = f"tls://127.0.0.1:{server.port}", tmp_path / "ca.pem"
+        own = {"certificate": tmp_path / "cert.pem", "private_key": tmp_path / "key.pem"}
+        assert await reaches(NatsOptions(url=url, ca=ca, **own))
+        with pytest.raises(PenstockError):
+            await reaches(NatsOptions(url=url, ca=ca))
+        with pytest.raises(Misconfigured, match=r"can't use the files of \[bus\]"):
+            await reaches(NatsOptions(url=url, ca=ca, certificate=tmp_path / "none.pem"))
+    finally:
+        server.kill()
+
+
+@run_async
+async def test_a_worker_and_an_engine_with_credentials(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.creds", tmp_path / "other.creds"
+    server = NatsServer(tmp_path, make_credentials(own), jetstream=False)
+    make_credentials(other)
+    app = App()
+
+    @app.job("job.nats.hello")
+    async def hello() -> str:
+        return "hello"
+
+    settings = settings_of(tmp_path / "data", server.url, **{"bus.credentials": str(own)})
+    try:
+        async with Engine(settings) as engine, working(app, settings):
+            job = (await engine.api.submit([request("job.nats.hello")]))[0]
+            assert await result(engine, job) == b'"hello"'
+        for wrong in (other, None):
+            with pytest.raises(NotAuthenticated, match="refused the credentials"):
+                await reaches(NatsOptions(url=server.url, credentials=wrong))
+        with pytest.raises(Misconfigured, match="can't read the NATS credentials"):
+            await reaches(NatsOptions(url=server.url, credentials=tmp_path / "none.creds"))
+    finally:
+        server.kill()
+
+
+@run_async
+async def test_an_nkey_lets_in_its_owner(tmp_path: Path) -> None:
+    seeds = []
+    for name in ("own", "other"):
+        identity = NatsIdentity(nkeys.PREFIX_BYTE_USER)
+        (tmp_path / name).write_bytes(identity.key.seed)
+        seeds.append(identity.public)
+    server = NatsServer(tmp_path, f"authorization {{ users: [ {{ nkey: {seeds[0]} }} ] }}\n")
+    try:
+        assert await reaches(NatsOptions(url=server.url, credentials=tmp_path / "own"))
+        with pytest.raises(NotAuthenticated, match="refused the credentials"):
+            await reaches(NatsOptions(url=server.url, credentials=tmp_path / "other"))
     finally:
         server.kill()
 

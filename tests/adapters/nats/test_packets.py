@@ -8,9 +8,8 @@ import pytest
 from cap.pb.cordum.agent.v1 import buspacket_pb2, job_pb2
 from cap.validate import validate_bus_packet
 
+from penstock.adapters.nats.codec import MAX_PACKET, Codec
 from penstock.adapters.nats.packets import (
-    MAX_PACKET,
-    Codec,
     Rejected,
     code_of,
     dispatched,
@@ -72,6 +71,7 @@ def test_every_field_of_a_request_reaches_the_worker() -> None:
         seconds=1.5,
         context_ptr="redis://ctx:j",
         constraints=None,
+        dispatch_id="j#2",
     )
     assert given.budget.deadline_ms == 1500
     assert (given.dispatch.attempt, given.dispatch.assigned_worker_id) == (2, "w1")
@@ -90,6 +90,7 @@ def test_a_pointer_that_others_serve_is_passed_on_unread() -> None:
         seconds=1,
         context_ptr="",
         constraints=Constraints(max_memory=5),
+        dispatch_id="j#1",
     )
     assert given.context_ptr == "redis://ctx:j"
     assert '"max_memory": 5' in given.env["CAP_CONSTRAINTS"]
@@ -146,14 +147,16 @@ def test_each_end_of_a_job_is_a_valid_packet(state: str) -> None:
     result = JobResult(job_id="j", status=JobState(state), execution_ms=3.7, error_code="E")
     said = ended("j", JobState(state), "penstock", result, "redis://res:j")
     codec = Codec("penstock")
-    packet = codec.decode(codec.encode("t", NOW, job_result=said), NOW)
+    subject = "sys.job.result"
+    packet = codec.decode(codec.encode(subject, "t", NOW, job_result=said), subject, NOW)
+    assert packet is not None
     assert not validate_bus_packet(packet)
     assert packet.job_result.status == job_pb2.JobStatus.Value(f"JOB_STATUS_{state}")
 
 
 def test_a_packet_that_is_too_large_is_not_even_parsed() -> None:
     with pytest.raises(Rejected) as rejected:
-        Codec("penstock").decode(b"\0" * (MAX_PACKET + 1), NOW)
+        Codec("penstock").decode(b"\0" * (MAX_PACKET + 1), "sys.job.submit", NOW)
     assert rejected.value.code == 101
 
 

@@ -13,6 +13,10 @@ What CAP workers don't do, the bridge makes up for:
   so, the job goes back, and the topic is paused for a while.
 - *They may ignore a cancellation.* After a grace the job is reported as cancelled; what its worker
   says later does not count.
+
+Submissions and results come out of a JetStream stream, if the server has one to offer, and are
+acknowledged when what they say is committed: so those that are sent while the engine is away are
+not lost. The others are core NATS.
 """
 
 from __future__ import annotations
@@ -32,17 +36,28 @@ import msgspec
 from cap.pb.cordum.agent.v1 import handshake_pb2, job_pb2
 from msgspec import Struct
 
-from penstock.adapters.nats import packets
-from penstock.adapters.nats.connection import (
-    NatsOptions,
-    close_client,
-    lost_as_not_running,
-    open_client,
+from penstock.adapters.nats import packets, stream
+from penstock.adapters.nats.codec import Codec
+from penstock.adapters.nats.connection import Connection, NatsOptions
+from penstock.adapters.nats.packets import Rejected
+from penstock.adapters.nats.pointers import (
+    DATA,
+    SCHEME,
+    PointerStore,
+    artifact_name,
+    artifact_pointers,
 )
-from penstock.adapters.nats.packets import Codec, Rejected
-from penstock.adapters.nats.pointers import SCHEME, PointerStore
+from penstock.adapters.nats.stream import Delivery, delivery_of
+from penstock.adapters.nats.trust import SessionIssuer
+from penstock.core.artifact import Artifact, check_count
 from penstock.core.check import check_topic
-from penstock.core.errors import InvalidRequest, PenstockError, UnreadablePointer
+from penstock.core.errors import (
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    Unavailable,
+    UnreadablePointer,
+)
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.journal import Stride
 from penstock.lifecycles.canonical import TERMINAL, JobState
@@ -69,7 +84,6 @@ from penstock.ports.bus import (
     WorkerFacts,
     jobs_of,
 )
-from penstock.ports.clock import backoff
 from penstock.ports.executor import PAUSED
 from penstock.ports.shared_state import SharedState
 
@@ -80,13 +94,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SUBMIT, CANCEL, DLQ, ALERT = "sys.job.submit", "sys.job.cancel", "sys.job.dlq", "sys.alert"
-_QUEUE = "cordum-scheduler"
+CHALLENGE = "sys.worker.handshake.challenge"
+AUTHENTICATE = "sys.worker.handshake.authenticate"
 PREFIX = "cap:"
 """How the engine's ids of CAP workers begin."""
 ANY = f"{PREFIX}any"
 """The worker that stands for those that never announced themselves."""
-DROPPED, LATE = "dropped_packets", "late_results"
-"""Facts of that worker: how many packets were dropped, by code; results of jobs that had ended."""
+DROPPED, LATE, ALERTS = "dropped_packets", "late_results", "received_alerts"
+"""Facts of that worker: how many packets were dropped, by code; results of jobs that had ended;
+alerts of others, by code."""
 _STATE = "cap/workers/"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_:@-]{0,99}(\.[A-Za-z0-9_:@-]{1,99}){0,7}")
 _MAX_WORKERS = 10_000
@@ -96,9 +112,11 @@ _DELIVERED = 0.25
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds for which a topic without listeners is paused."""
 _ALERT_PAUSE = 1.0
-"""Seconds between two alerts of one code about one sender."""
+"""Seconds between two alerts of one code about one sender, and between log lines of such."""
 _ANSWERED = 10_000
 """Jobs by which a worker's own result, on the bus already, is known."""
+_UNCOMMITTED = 10_000
+"""Results that wait to be acknowledged; the oldest come again if there are more."""
 
 
 class CapOptions(Struct, frozen=True, kw_only=True):
@@ -108,6 +126,10 @@ class CapOptions(Struct, frozen=True, kw_only=True):
     """How many jobs such workers are given at once, in all."""
     max_pending: int = 1000
     """Jobs of one tenant that may wait to be accepted; more are refused."""
+    jetstream: bool = True
+    """Whether submissions and results come out of a stream, if the server has JetStream."""
+    replicas: int = 1
+    """How many servers of a NATS cluster keep that stream."""
     kill_grace: float = 5.0
     lease: float = 15.0
 
@@ -168,6 +190,10 @@ class _Held:
     dispatch: Dispatch | None = None
     is_sent: bool = False
     has_started: bool = False
+    has_artifacts: bool = False
+    """Whether progress named some: they may still be on their way into the store."""
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    """By the pointers that its worker named."""
     timer: asyncio.TimerHandle | None = None
 
     @property
@@ -195,16 +221,17 @@ class CapBridge:
         state: SharedState,
         pointers: PointerStore | None,
         now: Callable[[], float] = time.time,
+        sessions: SessionIssuer | None = None,
     ) -> None:
-        """`pointers`: where memory pointers lead; None: others know."""
+        """`pointers`: where memory pointers lead; None: others know. `sessions`: of workers that
+        prove who they are; None: nobody can."""
         self._nats, self._options, self._codec, self._bus = nats, options, codec, bus
         self._engine, self._state, self._pointers, self._now = engine, state, pointers, now
-        self._client: Client | None = None
-        self._lost = asyncio.Event()
+        self._sessions = sessions
+        self._connection = Connection(nats, codec.sender_id, self._subscribe)
         self._workers: dict[str, _Worker] = {}
         """By the engine's id."""
         self._held: dict[str, _Held] = {}
-        self._out: asyncio.Queue[tuple[str, bytes, str]] = asyncio.Queue()
         self._replies = 0
         self._sent: dict[str, tuple[str, int]] = {}
         """Attempts by the last token of their reply subject."""
@@ -213,39 +240,50 @@ class CapBridge:
         self._paused: dict[str, str] = {}
         self._pending: Counter[str] = Counter()
         self._answered: OrderedDict[str, None] = OrderedDict()
-        self._alerted: OrderedDict[tuple[int, str], float] = OrderedDict()
+        self._submitting: set[int] = set()
+        """By their number in the stream."""
+        self._uncommitted: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        """Attempts whose result is being committed, and its receipt, by job."""
+        self._alerted: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._storing = asyncio.Lock()
+        """Of artifacts: progress and a result may name the same."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.rejected: Counter[int] = Counter()
         """Packets that were dropped, by code."""
+        self.alerts: Counter[int] = Counter()
+        """Alerts of others, by code."""
         self._told: dict[str, Any] = {}
         self.late = 0
         """Results of jobs that had ended."""
 
     # -- service -------------------------------------------------------------------
 
+    @property
+    def is_connected(self) -> bool:
+        return self._connection.client is not None
+
     async def run(self) -> None:
         await self._restore()
-        sending = asyncio.create_task(self._send_all())
         beating = asyncio.create_task(self._beat())
         try:
-            await self._stay_connected()
+            await self._connection.run()
         finally:
-            for task in (sending, beating, *self._tasks):
+            for task in (beating, *self._tasks):
                 task.cancel()
-            await asyncio.gather(sending, beating, *self._tasks, return_exceptions=True)
+            await asyncio.gather(beating, *self._tasks, return_exceptions=True)
             for held in self._held.values():
                 if held.timer is not None:
                     held.timer.cancel()
             for worker in self._workers.values():
                 if worker.subscription is not None:
                     await worker.subscription.close()
-            if self._client is not None:
-                await close_client(self._client)
 
     async def _restore(self) -> None:
         """Take up the workers of before, and what they run."""
         silent = _Worker("", tuple(self._options.topics), slots=self._options.slots)
         self._workers[ANY] = silent
+        if self._sessions is not None:
+            await self._sessions.restore()
         for name, value in (await self._state.read_all(_STATE)).items():
             with contextlib.suppress(msgspec.MsgspecError):
                 stored = msgspec.msgpack.decode(value, type=_Stored)
@@ -264,53 +302,49 @@ class CapBridge:
         for worker in self._workers.values():
             self._announce(worker)
 
-    async def _stay_connected(self) -> None:
-        pauses = backoff(0.1, 2.0, jitter=0.5)
-        while True:
-            try:
-                await self._connect()
-            except PenstockError as error:
-                log.warning("CAP: %s", error)
-                await asyncio.sleep(next(pauses))
-                continue
-            pauses = backoff(0.1, 2.0, jitter=0.5)
-            await self._lost.wait()
-            self._client = None
-            log.warning("CAP: lost the connection to NATS; reconnecting")
-
-    async def _connect(self) -> None:
-        lost = self._lost = asyncio.Event()
-        client = await open_client(self._nats, self._codec.sender_id, lost.set)
-        try:
-            with lost_as_not_running(self._nats):
-                for subject, payload, handle, queue in (
-                    (SUBMIT, "job_request", self._on_submit, _QUEUE),
-                    (RESULT, "job_result", self._on_result, _QUEUE),
-                    (PROGRESS, "job_progress", self._on_progress, ""),
-                    (CANCEL, "job_cancel", self._on_cancel, ""),
-                    (HEARTBEAT, "heartbeat", self._on_heartbeat, ""),
-                    (HANDSHAKE, "handshake", self._on_handshake, ""),
-                ):
-                    callback = self._guarded(payload, handle)
-                    await client.subscribe(subject, queue=queue, cb=callback)
-                await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
-                await client.flush()
-        except BaseException:
-            await close_client(client)
-            raise
-        self._client = client
+    async def _subscribe(self, client: Client) -> None:
+        for subject, payload, handle in (
+            (PROGRESS, "job_progress", self._on_progress),
+            (CANCEL, "job_cancel", self._on_cancel),
+            (HEARTBEAT, "heartbeat", self._on_heartbeat),
+            (HANDSHAKE, "handshake", self._on_handshake),
+            (ALERT, "alert", self._on_alert),
+        ):
+            await client.subscribe(subject, cb=self._guarded(subject, payload, handle))
+        await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+        if self._sessions is not None:
+            for subject in (CHALLENGE, AUTHENTICATE):
+                await client.subscribe(subject, queue=stream.QUEUE, cb=self._on_trust_request)
+        await self._subscribe_durably(client)
         hello = handshake_pb2.Handshake(
             component_id=self._codec.sender_id,
             role=handshake_pb2.COMPONENT_ROLE_SCHEDULER,
             supported_versions=[packets.VERSION],
             sdk_version="penstock",
         )
-        self._publish(HANDSHAKE, self._codec.encode("hello", self._now(), handshake=hello))
+        self._say(HANDSHAKE, "hello", handshake=hello)
+
+    async def _subscribe_durably(self, client: Client) -> None:
+        kept = {SUBMIT: ("job_request", self._on_submit), RESULT: ("job_result", self._on_result)}
+        if self._options.jetstream:
+            handlers = {
+                subject: self._guarded(subject, *handler, delivery_of)
+                for subject, handler in kept.items()
+            }
+            if await stream.subscribe(client, handlers, self._options.replicas):
+                return
+            log.warning(
+                "CAP: the NATS server %s has no JetStream: submissions and results that are sent"
+                " while the engine is away are lost",
+                self._nats,
+            )
+        for subject, handler in kept.items():
+            await client.subscribe(subject, queue=stream.QUEUE, cb=self._guarded(subject, *handler))
 
     async def _beat(self) -> None:
         """For those that don't; and for all while we can't hear them."""
         while True:
-            is_deaf = self._client is None
+            is_deaf = not self.is_connected
             beats: list[AnyMessage] = [
                 Heartbeat(one.name)
                 for one in self._workers.values()
@@ -322,89 +356,157 @@ class CapBridge:
 
     # -- the wire ------------------------------------------------------------------
 
-    def _publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        self._out.put_nowait((subject, data, reply))
+    def _say(
+        self, subject: str, trace: str, identity: Any = None, reply: str = "", **payload: Any
+    ) -> None:
+        data = self._codec.encode(subject, trace, self._now(), identity, **payload)
+        self._connection.publish(subject, data, reply)
 
-    async def _send_all(self) -> None:
-        while True:
-            subject, data, reply = await self._out.get()
-            while True:
-                client = self._client
-                try:
-                    if client is not None:
-                        await client.publish(subject, data, reply=reply)
-                        break
-                except Exception as error:  # a closed connection has many names
-                    if client is not None and client.is_connected:
-                        log.error(
-                            "CAP: can't publish %d bytes on %s: %s", len(data), subject, error
-                        )
-                        break
-                await asyncio.sleep(0.05)
+    def _identity(self, request: JobRequest) -> Any:
+        return packets.identity_of(request) if self._codec.is_production else None
 
     def _guarded(
-        self, payload: str, handle: Callable[[Any, Any], Awaitable[None]]
+        self,
+        subject: str,
+        payload: str,
+        handle: Callable[[Any, Any, Delivery | None], Awaitable[bool]],
+        delivered: Callable[[Msg], Delivery] | None = None,
     ) -> Callable[[Msg], Awaitable[None]]:
-        """Read a packet, and drop it with an alert if it is none that belongs here."""
+        """Read a packet, and drop it with an alert if it is none that belongs here.
+
+        `handle` says whether the packet may be forgotten now; `delivered` tells how a message came
+        out of a stream."""
 
         async def take(message: Msg) -> None:
+            delivery = delivered(message) if delivered is not None else None
+            is_done = True
             try:
-                packet = self._codec.decode(message.data, self._now())
-                if packet.sender_id == self._codec.sender_id:
-                    return  # another engine's, or an old one of ours
-                if packet.WhichOneof("payload") != payload:
-                    said = f"{packet.WhichOneof('payload')} on {message.subject}"
+                packet = self._codec.decode(message.data, subject, self._now(), delivery)
+                if packet is None or packet.sender_id == self._codec.sender_id:
+                    pass  # a repetition; another engine's, or one of ours
+                elif packet.WhichOneof("payload") != payload:
+                    said = f"{packet.WhichOneof('payload')} on {subject}"
                     raise Rejected(packets.UNKNOWN_PAYLOAD, said, packet.sender_id)
-                await handle(packet, getattr(packet, payload))
+                else:
+                    is_done = await handle(packet, getattr(packet, payload), delivery)
             except Rejected as rejected:
-                self._reject(rejected)
+                self._reject(rejected, subject)
             except Exception:
-                log.exception("a packet on %s failed", message.subject)
+                log.exception("a packet on %s failed", subject)
+            if is_done and delivery is not None:
+                self._acknowledge(delivery.receipt)
 
         return take
 
-    def _reject(self, rejected: Rejected) -> None:
-        self.rejected[rejected.code] += 1
-        key, now = (rejected.code, rejected.sender), time.monotonic()
-        if now - self._alerted.get(key, -_ALERT_PAUSE) < _ALERT_PAUSE:
+    async def _on_trust_request(self, message: Msg) -> None:
+        """One of the two requests of a worker that proves who it is."""
+        sessions = self._sessions
+        if sessions is None or not message.reply:
             return
+        try:
+            if message.subject == CHALLENGE:
+                self._connection.publish(message.reply, sessions.challenge(message.data))
+                return
+            answer, wrong = await sessions.authenticate(message.data)
+            self._connection.publish(message.reply, answer)
+            if wrong is not None:
+                self._reject(wrong)
+        except Rejected as rejected:
+            self._reject(rejected)
+        except Exception:
+            log.exception("a trust handshake failed")
+
+    def _check_session(self, packet: Any, delivery: Delivery | None) -> None:
+        """Raises Rejected if a worker's packet does not have the session token that it needs."""
+        if self._sessions is None or not (packet.auth_token or self._codec.is_production):
+            return
+        sent_at = self._now() if delivery is None else delivery.stored_at
+        if not self._sessions.is_live(packet.sender_id, packet.auth_token, sent_at):
+            raise Rejected(packets.BAD_SIGNATURE, "no live session", packet.sender_id[:128])
+
+    def _acknowledge(self, receipt: str) -> None:
+        if receipt:
+            self._connection.publish(receipt, b"+ACK")
+
+    def _reject(self, rejected: Rejected, subject: str = "") -> None:
+        self.rejected[rejected.code] += 1
+        if not self._is_first(f"dropped {rejected.code}", rejected.sender):
+            return
+        log.warning("CAP: dropped (%d, from %r): %s", *_facts(rejected))
+        if subject != ALERT:  # else two components that reject each other never end
+            self._connection.publish(ALERT, self._codec.alert(ALERT, rejected, self._now()))
+
+    async def _on_alert(self, packet: Any, told: Any, _: Delivery | None) -> bool:
+        code = told.error_code_enum  # one of those that CAP has: others are malformed
+        self.alerts[code] += 1
+        if self._is_first(f"alert {code}", packet.sender_id):
+            said = (code, packet.sender_id[:128], told.message[:500])
+            log.warning("CAP: alert (%d, from %r): %r", *said)
+        return True
+
+    def _is_first(self, what: str, sender: str) -> bool:
+        """Whether nothing of the kind was logged about this sender within a second."""
+        key, now = (what, sender[:128]), time.monotonic()
+        if now - self._alerted.get(key, -_ALERT_PAUSE) < _ALERT_PAUSE:
+            return False
         self._alerted[key] = now
         if len(self._alerted) > _MAX_TOPICS:
             self._alerted.popitem(last=False)
-        log.warning("CAP: dropped (%d, from %r): %s", *_facts(rejected))
-        self._publish(ALERT, self._codec.alert(rejected, self._now()))
+        return True
 
     # -- from clients --------------------------------------------------------------
 
-    async def _on_submit(self, packet: Any, asked: Any) -> None:
+    async def _on_submit(self, packet: Any, asked: Any, delivery: Delivery | None) -> bool:
+        if delivery is not None and delivery.sequence in self._submitting:
+            return False
         tenant = asked.tenant_id[:128]
         if self._pending[tenant] >= self._options.max_pending:
             said = f"{self._pending[tenant]} jobs of tenant {tenant or 'default'!r} are waiting"
             self._refuse(packet, packets.EXHAUSTED, f"{said} to be accepted")
-            return
+            return True
         self._pending[tenant] += 1
-        self._start(self._submit(packet, tenant))
+        if delivery is not None:
+            self._submitting.add(delivery.sequence)
+        self._start(self._submit(packet, tenant, delivery))
+        return False
 
-    async def _submit(self, packet: Any, tenant: str) -> None:
+    async def _submit(self, packet: Any, tenant: str, delivery: Delivery | None) -> None:
         asked, context_ptr = packet.job_request, None
+        # The same when it comes again.
+        now, receipt = (
+            (self._now(), "") if delivery is None else (delivery.stored_at, delivery.receipt)
+        )
         try:
             pointer = asked.context_ptr
-            if not pointer:
-                context_ptr = ""
+            if not pointer or (self._pointers is None and pointer.startswith(DATA)):
+                context_ptr = pointer
+            elif self._pointers is not None and pointer.startswith(DATA):
+                context_ptr = await self._pointers.keep(pointer)
             elif self._pointers is not None and pointer.startswith(SCHEME):
-                context_ptr = await self._pointers.uri_of(pointer)
+                context_ptr = await self._pointers.uri_of(pointer, packets.tenant_of(packet))
                 if context_ptr is None:
                     raise UnreadablePointer("context_ptr", f"{pointer[:200]!r} is not found")
-            request = packets.request_of(packet, context_ptr, self._now())
+            request = packets.request_of(packet, context_ptr, now)
             check_topic(request.topic)
-            if not self._engine.serves(request.topic):
+            if self._codec.is_production:  # who never announced itself is not trusted
+                self._engine.learn(request.topic)
+            else:
                 self._serve_silently(request.topic)
             await self._engine.submit(request, packet.sender_id)
             if self._pointers is not None:
                 self._pointers.forget(request.job_id)
+            self._acknowledge(receipt)
+        except Unavailable as error:
+            if delivery is None:  # else it comes again, to us or to the next engine
+                self._refuse(packet, packets.code_of(error), error.message)
         except PenstockError as error:
-            self._refuse(packet, packets.code_of(error), error.message)
+            code = packets.code_of(error)
+            if not (code == packets.DUPLICATE and delivery is not None and delivery.is_repeated):
+                self._refuse(packet, code, error.message)
+            self._acknowledge(receipt)
         finally:
+            if delivery is not None:
+                self._submitting.discard(delivery.sequence)
             self._pending[tenant] -= 1
             if not self._pending[tenant]:
                 del self._pending[tenant]
@@ -414,15 +516,19 @@ class CapBridge:
         if code == packets.DUPLICATE:
             return  # there is such a job: this is not its result
         said = packets.refused(packet.job_request.job_id, self._codec.sender_id, code, message)
-        data = self._codec.encode(packet.trace_id, self._now(), job_result=said)
-        self._publish(RESULT, data)
-        self._publish(DLQ, data)
+        for subject in (RESULT, DLQ):
+            self._say(subject, packet.trace_id, packet.identity, job_result=said)
 
-    async def _on_cancel(self, packet: Any, asked: Any) -> None:
-        self._start(self._cancel(asked.job_id, asked.reason, packet.sender_id))
+    async def _on_cancel(self, packet: Any, asked: Any, _: Delivery | None) -> bool:
+        tenant = self._codec.tenant(packet)
+        self._start(self._cancel(asked.job_id, asked.reason, packet.sender_id, tenant))
+        return True
 
-    async def _cancel(self, job_id: str, reason: str, sender: str) -> None:
+    async def _cancel(self, job_id: str, reason: str, sender: str, tenant: str) -> None:
         try:
+            job = await self._engine.find(job_id) if tenant else None
+            if job is not None and job.request.tenant != tenant:
+                raise NotFound(f"there is no job {job_id[:200]!r}")
             await self._engine.cancel(job_id, reason[:500], sender)
         except PenstockError as error:
             self._reject(Rejected(packets.code_of(error), error.message, sender))
@@ -434,21 +540,24 @@ class CapBridge:
 
     # -- workers come and go -------------------------------------------------------
 
-    async def _on_handshake(self, packet: Any, hello: Any) -> None:
+    async def _on_handshake(self, packet: Any, hello: Any, delivery: Delivery | None) -> bool:
         if hello.role != handshake_pb2.COMPONENT_ROLE_WORKER:
-            return
+            return True
+        self._check_session(packet, delivery)
         if hello.supported_versions and packets.VERSION not in hello.supported_versions:
             said = f"supported_versions are {[*hello.supported_versions]}"
             raise Rejected(packets.VERSION_MISMATCH, said, packet.sender_id)
         names = {*hello.ready_topics, *(name for name, has in hello.capabilities.items() if has)}
         await self._know(packet.sender_id, _topics(names), came=True)
+        return True
 
-    async def _on_heartbeat(self, packet: Any, beat: Any) -> None:
+    async def _on_heartbeat(self, packet: Any, beat: Any, delivery: Delivery | None) -> bool:
+        self._check_session(packet, delivery)
         name = PREFIX + packet.sender_id
         if name not in self._workers:
             topics = _topics(beat.capabilities)
             if not topics:
-                return  # it gets jobs by its topics' subjects
+                return True  # it gets jobs by its topics' subjects
             await self._know(packet.sender_id, topics)
         worker = self._workers[name]
         pool = beat.pool if _ID.fullmatch(beat.pool) else "default"
@@ -458,10 +567,10 @@ class CapBridge:
             worker.is_gone = False
             self._announce(worker)
             await self._store(worker)
-        if self._is_away(worker):
-            return
-        self._bus.publish(HEARTBEAT, [Heartbeat(name, beat.active_jobs)])
-        self._notice_losses(worker, beat.active_jobs)
+        if not self._is_away(worker):
+            self._bus.publish(HEARTBEAT, [Heartbeat(name, beat.active_jobs)])
+            self._notice_losses(worker, beat.active_jobs)
+        return True
 
     def _notice_losses(self, worker: _Worker, active: int) -> None:
         """A worker that says twice that it has nothing to do does not run what we gave it."""
@@ -515,8 +624,11 @@ class CapBridge:
         self._bus.publish(HANDSHAKE, [hello])
 
     def _serve_silently(self, topic: str) -> None:
+        """Have jobs of a topic that no worker announced sent to the topic's subject."""
         silent = self._workers[ANY]
-        if topic not in silent.topics and len(silent.topics) < _MAX_TOPICS:
+        if topic in silent.topics or self._engine.serves(topic):
+            return
+        if len(silent.topics) < _MAX_TOPICS:
             silent.topics = (*silent.topics, topic)
             self._engine.learn(topic)
             self._announce(silent)
@@ -567,6 +679,11 @@ class CapBridge:
             self._drop(before)
         held = _Held(dispatch.request, dispatch.attempt, worker.name, dispatch)
         self._held[dispatch.request.job_id] = held
+        if self._sessions is not None and self._codec.is_production:
+            tenant = self._sessions.tenant(worker.worker_id)
+            if tenant != dispatch.request.tenant:  # the worker would drop it without a word
+                self._finish_denied(held, f"{worker.name} has a session of tenant {tenant!r}")
+                return
         if dispatch.request.idempotent:
             self._send(held)
         else:
@@ -580,7 +697,7 @@ class CapBridge:
         if dispatch.deadline is not None:
             seconds = min(seconds, dispatch.deadline - now)
         pointer = request.context_ptr
-        if pointer and self._pointers is not None:
+        if self._pointers is not None and (pointer or packets.TRACE not in request.env):
             pointer = f"{SCHEME}ctx:{request.job_id}"
         worker_id = "" if held.worker == ANY else held.worker.removeprefix(PREFIX)
         cap = packets.dispatched(
@@ -590,14 +707,20 @@ class CapBridge:
             seconds=seconds,
             context_ptr=pointer,
             constraints=dispatch.constraints,
+            dispatch_id=self._codec.dispatch_id(*held.key),
         )
         self._replies += 1
         token = str(self._replies)
         self._sent[token] = held.key
         subject = f"worker.{worker_id}.jobs" if worker_id else request.topic
-        data = self._codec.encode(packets.trace_of(request), now, job_request=cap)
         held.is_sent = True
-        self._publish(subject, data, f"{self._inbox}.{token}")
+        self._say(
+            subject,
+            packets.trace_of(request),
+            self._identity(request),
+            f"{self._inbox}.{token}",
+            job_request=cap,
+        )
         held.timer = asyncio.get_running_loop().call_later(_DELIVERED, self._delivered, token, held)
 
     async def _on_reply(self, message: Msg) -> None:
@@ -619,8 +742,11 @@ class CapBridge:
 
     def _tell_facts(self) -> None:
         silent = self._workers[ANY]
-        dropped = {str(code): count for code, count in self.rejected.items()}
-        facts = {PAUSED: dict(self._paused), DROPPED: dropped, LATE: self.late}
+        dropped, alerts = (
+            {str(code): count for code, count in counted.items()}
+            for counted in (self.rejected, self.alerts)
+        )
+        facts = {PAUSED: dict(self._paused), DROPPED: dropped, LATE: self.late, ALERTS: alerts}
         if facts != self._told:
             self._told = facts
             self._bus.publish(RESULT, [WorkerFacts(ANY, silent.session, facts)])
@@ -669,13 +795,27 @@ class CapBridge:
             self._finish_cancelled(held)
             return
         cancel = job_pb2.JobCancel(job_id=job_id, reason=reason, requested_by=self._codec.sender_id)
-        trace = packets.trace_of(held.request)
-        self._publish(CANCEL, self._codec.encode(trace, self._now(), job_cancel=cancel))
+        cancel.dispatch.dispatch_id = self._codec.dispatch_id(*held.key)
+        cancel.dispatch.attempt = attempt
+        cancel.dispatch.assigned_worker_id = worker.worker_id
+        request = held.request
+        self._say(CANCEL, packets.trace_of(request), self._identity(request), job_cancel=cancel)
         if held.timer is not None:
             held.timer.cancel()
         held.timer = asyncio.get_running_loop().call_later(
             self._options.kill_grace, self._finish_cancelled, held
         )
+
+    def _finish_denied(self, held: _Held, message: str) -> None:
+        result = JobResult(
+            job_id=held.request.job_id,
+            status=JobState.FAILED,
+            worker_id=held.worker,
+            attempt=held.attempt,
+            error_code="PERMISSION_DENIED",
+            error_message=message,
+        )
+        self._finish(held, result)
 
     def _finish_cancelled(self, held: _Held) -> None:
         result = JobResult(
@@ -690,8 +830,10 @@ class CapBridge:
 
     # -- what workers say ----------------------------------------------------------
 
-    async def _held_by(self, packet: Any, job_id: str, dispatch: Any) -> _Held | None:
+    async def _held_by(self, packet: Any, told: Any, delivery: Delivery | None) -> _Held | None:
         """The attempt that a worker speaks of. Raises Rejected."""
+        self._check_session(packet, delivery)
+        job_id, dispatch = told.job_id, told.dispatch
         held, sender = self._held.get(job_id), packet.sender_id
         if held is None or not held.is_sent:
             if held is None and await self._engine.find(job_id) is None:
@@ -701,31 +843,65 @@ class CapBridge:
         if held.worker not in (ANY, PREFIX + sender):
             said = f"job {job_id} is with {held.worker}, not with this worker"
             raise Rejected(packets.DENIED, said, sender)
+        if self._codec.tenant(packet) not in ("", held.request.tenant):
+            said = f"job {job_id} is not of tenant {packet.identity.tenant_id[:128]!r}"
+            raise Rejected(packets.DENIED, said, sender)
+        is_fenced = self._codec.is_production
+        if is_fenced and dispatch.dispatch_id != self._codec.dispatch_id(*held.key):
+            self.late += 1
+            return None
         if dispatch.attempt and dispatch.attempt != held.attempt:
             self.late += 1
             return None
         return held
 
-    async def _on_progress(self, packet: Any, told: Any) -> None:
-        held = await self._held_by(packet, told.job_id, told.dispatch)
+    async def _on_progress(self, packet: Any, told: Any, delivery: Delivery | None) -> bool:
+        held = await self._held_by(packet, told, delivery)
         if held is not None:
             self._has_started(held)
+            if told.artifact_ptrs:
+                held.has_artifacts = True
+                self._start(self._keep_artifacts(held, told.artifact_ptrs))
             fraction = min(max(told.percent, 0), 100) / 100
             self._bus.publish(PROGRESS, [JobProgress(*held.key, fraction, told.message[:500])])
+        return True
 
-    async def _on_result(self, packet: Any, told: Any) -> None:
-        held = await self._held_by(packet, told.job_id, told.dispatch)
+    async def _on_result(self, packet: Any, told: Any, delivery: Delivery | None) -> bool:
+        if delivery is not None and delivery.is_repeated and told.job_id in self._uncommitted:
+            return False
+        held = await self._held_by(packet, told, delivery)
         if held is None:
-            return
+            return True
         self._has_started(held)
         if not packets.has_ended(told):
-            return
+            return True
+        if delivery is not None:
+            self._uncommitted[told.job_id] = held.attempt, delivery.receipt
+            if len(self._uncommitted) > _UNCOMMITTED:
+                self._uncommitted.popitem(last=False)
+        if told.artifact_ptrs or held.has_artifacts:
+            self._start(self._finish_with_artifacts(held, told))
+        else:
+            await self._finish_as_told(held, told)
+        return False
+
+    async def _finish_with_artifacts(self, held: _Held, told: Any) -> None:
+        """As long as storing takes, other results are not kept waiting."""
+        await self._keep_artifacts(held, told.artifact_ptrs)
+        if self._held.get(told.job_id) is held:
+            await self._finish_as_told(held, told)
+
+    async def _finish_as_told(self, held: _Held, told: Any) -> None:
         pointer, missing = told.result_ptr or None, False
         if pointer is not None and self._pointers is not None and pointer.startswith(SCHEME):
-            pointer = await self._pointers.uri_of(told.result_ptr)
+            pointer = await self._pointers.uri_of(told.result_ptr, held.request.tenant)
             missing = pointer is None
         result = packets.result_of(
-            told, attempt=held.attempt, worker_id=held.worker, result_ptr=pointer
+            told,
+            attempt=held.attempt,
+            worker_id=held.worker,
+            result_ptr=pointer,
+            artifacts=tuple(held.artifacts.values()),
         )
         if missing and result.status is JobState.SUCCEEDED:
             result = msgspec.structs.replace(
@@ -740,11 +916,31 @@ class CapBridge:
                 self._answered.popitem(last=False)
         self._finish(held, result)
 
+    async def _keep_artifacts(self, held: _Held, named: Iterable[str]) -> None:
+        """Store what a worker's artifact pointers lead to; what can't be stored is left out."""
+        if self._pointers is None:
+            return
+        async with self._storing:
+            for pointer in named:
+                if pointer in held.artifacts:
+                    continue
+                name = artifact_name(pointer, {one.name for one in held.artifacts.values()})
+                try:
+                    check_count(len(held.artifacts) + 1)
+                    held.artifacts[pointer] = await self._pointers.keep_artifact(
+                        name, pointer, held.request.tenant
+                    )
+                except Exception as error:  # the result counts without it
+                    said = pointer[:200], held.request.job_id, str(error)[:500]
+                    log.warning("CAP: the artifact %r of %s is not kept: %s", *said)
+
     # -- how jobs end --------------------------------------------------------------
 
     def hear(self, strides: Iterable[Stride]) -> None:
         """Tell clients how their jobs ended, unless the worker did."""
         for stride in strides:
+            if self._uncommitted:
+                self._committed(stride)
             if stride.path.after in TERMINAL:
                 for job in stride.jobs:
                     if packets.TRACE in job.request.env:
@@ -753,21 +949,36 @@ class CapBridge:
                         except Exception:  # what ends well here must not end the engine
                             log.exception("can't tell how %s ended", job.job_id)
 
+    def _committed(self, stride: Stride) -> None:
+        """Acknowledge the results that these moves were made by."""
+        for job in stride.jobs:
+            known = self._uncommitted.get(job.job_id)
+            if known is not None and (job.state is not JobState.RUNNING or job.attempt > known[0]):
+                del self._uncommitted[job.job_id]
+                self._acknowledge(known[1])
+
     def _tell(self, job: Job) -> None:
+        if self._pointers is not None:
+            self._pointers.forget(job.job_id)
+        is_told = job.job_id in self._answered
+        self._answered.pop(job.job_id, None)
+        is_dead = job.state is not JobState.SUCCEEDED and job.successor is None
+        if is_told and not is_dead:
+            return
         pointer = job.result.result_ptr if job.result is not None else None
         if pointer and self._pointers is not None:
             pointer = f"{SCHEME}res:{job.job_id}"
         said = packets.ended(
             job.job_id, job.state, self._codec.sender_id, job.result, pointer or ""
         )
-        trace = packets.trace_of(job.request)
-        data = self._codec.encode(trace, self._now(), job_result=said)
-        if self._answered.pop(job.job_id, 0) == 0:
-            self._publish(RESULT, data)
-        if job.state is not JobState.SUCCEEDED and job.successor is None:
-            self._publish(DLQ, data)
         if self._pointers is not None:
-            self._pointers.forget(job.job_id)
+            said.artifact_ptrs.extend(artifact_pointers(job))
+        trace = packets.trace_of(job.request)
+        identity = self._identity(job.request)
+        if not is_told:
+            self._say(RESULT, trace, identity, job_result=said)
+        if is_dead:
+            self._say(DLQ, trace, identity, job_result=said)
 
 
 def _topics(names: Iterable[str]) -> tuple[str, ...]:

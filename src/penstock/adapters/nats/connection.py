@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
-from penstock.core.errors import Misconfigured, NotAuthenticated, NotRunning
+from penstock.core.errors import Misconfigured, NotAuthenticated, NotRunning, PenstockError
+from penstock.ports.clock import backoff
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 _TIMEOUT = 5.0
 """Seconds within which a server must have answered."""
 _CLOSE_TIMEOUT = 1.0
+_RESEND = 0.05
+"""Seconds between two tries to publish while there is no connection."""
 _PING = 10
 """Seconds between pings; a server that leaves two unanswered is lost."""
 _SCHEMES = ("nats", "tls", "ws", "wss")
@@ -47,10 +50,19 @@ class NatsOptions(Struct, frozen=True, kw_only=True):
     ca: Path | None = None
     certificate: Path | None = None
     private_key: Path | None = None
+    token: str = ""
+    """For a server on this machine that asks for one, where the address has none: that which an
+    engine started for itself."""
 
     @property
     def servers(self) -> list[str]:
         return [each.strip() for each in self.url.split(",") if each.strip()]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all servers are on this machine, and nothing says who we are."""
+        found = [urlsplit(each) for each in self.servers]
+        return all(is_local(each.hostname or "") and not each.username for each in found)
 
     def __str__(self) -> str:
         """Without passwords."""
@@ -70,7 +82,7 @@ class NatsOptions(Struct, frozen=True, kw_only=True):
             found = urlsplit(server)
             if found.scheme not in _SCHEMES or not found.hostname:
                 raise Misconfigured(f"{server!r} is not the address of a NATS server", hint=HINT)
-            if not (self._is_encrypted(found.scheme) or _is_local(found.hostname)):
+            if not (self._is_encrypted(found.scheme) or is_local(found.hostname)):
                 raise Misconfigured(
                     f"{found.hostname} is not on this machine: the token and all jobs would be "
                     "sent there without encryption",
@@ -93,7 +105,7 @@ class NatsOptions(Struct, frozen=True, kw_only=True):
         return context
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
@@ -118,9 +130,15 @@ async def open_client(
     client, context = Client(), options.tls()
     tls: dict[str, Any] = {} if context is None else {"tls": context}
     if options.credentials is not None:
-        if not options.credentials.is_file():
-            raise Misconfigured(f"there is no file {options.credentials} of NATS credentials")
-        tls["user_credentials"] = str(options.credentials)
+        try:
+            is_jwt = b"NATS USER JWT" in options.credentials.read_bytes()
+        except OSError as error:
+            raise Misconfigured(
+                f"can't read the NATS credentials {options.credentials}: {error.strerror}"
+            ) from error
+        tls["user_credentials" if is_jwt else "nkeys_seed"] = str(options.credentials)
+    elif options.token and options.is_plain:
+        tls["token"] = options.token
     failures: list[Exception] = []
 
     async def closed() -> None:
@@ -184,6 +202,93 @@ async def close_client(client: Client) -> None:
     with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await client.close()
+
+
+class Connection:
+    """A connection that is made anew whenever it is lost; what is published waits for it.
+
+    `run` until cancelled. What was published while a connection broke may be lost."""
+
+    def __init__(
+        self, options: NatsOptions, name: str, subscribe: Callable[[Client], Awaitable[None]]
+    ) -> None:
+        """`subscribe` is called with each new connection."""
+        self._options, self._name, self._subscribe = options, name, subscribe
+        self.client: Client | None = None
+        self._out: asyncio.Queue[tuple[str, bytes, str]] = asyncio.Queue()
+
+    def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        self._out.put_nowait((subject, data, reply))
+
+    async def run(self) -> None:
+        sending = asyncio.create_task(self._send_all())
+        pauses = _reconnect_pauses()
+        try:
+            while True:
+                try:
+                    lost = await self._connect()
+                except PenstockError as error:
+                    log.warning("CAP: %s", error)
+                    await asyncio.sleep(next(pauses))
+                    continue
+                pauses = _reconnect_pauses()
+                await lost.wait()
+                self.client = None
+                log.warning("CAP: lost the connection to NATS; reconnecting")
+        finally:
+            if self.client is not None:
+                # A receipt that is not sent makes the next engine read its message again.
+                with contextlib.suppress(TimeoutError, NotRunning):
+                    async with asyncio.timeout(_CLOSE_TIMEOUT):
+                        await self.sent()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            if self.client is not None:
+                await close_client(self.client)
+
+    async def _connect(self) -> asyncio.Event:
+        lost = asyncio.Event()
+        client = await open_client(self._options, self._name, lost.set)
+        try:
+            with lost_as_not_running(self._options):
+                await self._subscribe(client)
+                await client.flush()
+        except BaseException:
+            await close_client(client)
+            raise
+        self.client = client
+        return lost
+
+    async def _send_all(self) -> None:
+        while True:
+            subject, data, reply = await self._out.get()
+            while not await self._send(subject, data, reply):  # noqa: ASYNC110
+                await asyncio.sleep(_RESEND)
+            self._out.task_done()
+
+    async def _send(self, subject: str, data: bytes, reply: str) -> bool:
+        """Whether there is no more to do for it."""
+        client = self.client
+        try:
+            if client is None:
+                return False
+            await client.publish(subject, data, reply=reply)
+        except Exception as error:  # a closed connection has many names
+            if client is None or not client.is_connected:
+                return False
+            log.error("CAP: can't publish %d bytes on %s: %s", len(data), subject, error)
+        return True
+
+    async def sent(self) -> None:
+        """Wait until all that was published has left."""
+        await self._out.join()
+        if self.client is not None:
+            with lost_as_not_running(self._options):
+                await self.client.flush()
+
+
+def _reconnect_pauses() -> Iterator[float]:
+    return backoff(0.1, 2.0, jitter=0.5)
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""CAP packets (`cordum.agent.v1.BusPacket`): reading, writing, and what they mean here. Pure.
+"""What CAP messages (`cordum.agent.v1`) mean here: jobs, results and errors. Pure.
 
 The message types are those of the package `cap-sdk-python`, whose top-level package is `cap`.
 """
@@ -6,21 +6,13 @@ The message types are those of the package `cap-sdk-python`, whose top-level pac
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from cap.packet_boundary import finalize_packet
-from cap.pb.cordum.agent.v1 import alert_pb2, buspacket_pb2, job_pb2
-from cap.validate import validate_bus_packet
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from google.protobuf.message import DecodeError
+from cap.pb.cordum.agent.v1 import buspacket_pb2, job_pb2
 
+from penstock.core.artifact import Artifact
 from penstock.core.errors import (
     Conflict,
     InvalidRequest,
@@ -36,13 +28,6 @@ from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 
 VERSION = 1
-MAX_PACKET = 1 << 20
-"""Bytes."""
-MAX_SKEW = 300.0
-"""Seconds that the time of a signed packet may differ from ours."""
-_REMEMBERED = 100_000
-"""Signed packets by which a repetition is known."""
-
 TRACE, REST = "cap.trace_id", "cap.request"
 """In `env` of a job that came over CAP: its trace, and the fields that have no other place."""
 _MAX_REST = 3000
@@ -53,14 +38,6 @@ CONSTRAINTS = "CAP_CONSTRAINTS"
 VERSION_MISMATCH, MALFORMED, UNKNOWN_PAYLOAD, BAD_SIGNATURE, NO_SIGNATURE = range(100, 105)
 TIMEOUT, EXHAUSTED, DENIED, INVALID, NOT_FOUND, DUPLICATE, NO_WORKER = range(200, 207)
 SAFETY_DENIED = 300
-_SEVERITY = {
-    VERSION_MISMATCH: alert_pb2.ALERT_SEVERITY_ERROR,
-    MALFORMED: alert_pb2.ALERT_SEVERITY_ERROR,
-    UNKNOWN_PAYLOAD: alert_pb2.ALERT_SEVERITY_WARNING,
-    BAD_SIGNATURE: alert_pb2.ALERT_SEVERITY_CRITICAL,
-    NO_SIGNATURE: alert_pb2.ALERT_SEVERITY_CRITICAL,
-}
-PublicKeys = Mapping[str, ec.EllipticCurvePublicKey]
 
 
 class Rejected(Exception):
@@ -69,96 +46,6 @@ class Rejected(Exception):
     def __init__(self, code: int, message: str, sender: str = "") -> None:
         super().__init__(message)
         self.code, self.message, self.sender = code, message, sender
-
-
-class Codec:
-    """Reads and writes packets in the name of one component."""
-
-    def __init__(
-        self,
-        sender_id: str,
-        private_key: ec.EllipticCurvePrivateKey | None = None,
-        public_keys: PublicKeys | None = None,
-    ) -> None:
-        """`public_keys`, by sender: with them, every packet must be signed."""
-        self.sender_id, self._private_key, self._public_keys = sender_id, private_key, public_keys
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
-
-    def decode(self, data: bytes, now: float) -> buspacket_pb2.BusPacket:
-        """Raises Rejected."""
-        if len(data) > MAX_PACKET:
-            raise Rejected(MALFORMED, f"a packet of {len(data)} bytes (maximum {MAX_PACKET})")
-        packet = buspacket_pb2.BusPacket()
-        try:
-            packet.ParseFromString(data)
-        except (DecodeError, ValueError) as error:
-            raise Rejected(MALFORMED, "a packet that can't be parsed") from error
-        sender = packet.sender_id[:128]
-        if packet.protocol_version != VERSION:
-            said = f"protocol_version {packet.protocol_version} (must be {VERSION})"
-            raise Rejected(VERSION_MISMATCH, said, sender)
-        self._verify(packet, sender, now)
-        if packet.WhichOneof("payload") is None:
-            raise Rejected(UNKNOWN_PAYLOAD, "a packet without a known payload", sender)
-        if problems := validate_bus_packet(packet):
-            first = problems[0]
-            raise Rejected(MALFORMED, f"{first.field} {first.message}", sender)
-        return packet
-
-    def _verify(self, packet: buspacket_pb2.BusPacket, sender: str, now: float) -> None:
-        if self._public_keys is None:
-            return
-        if not packet.signature:
-            raise Rejected(NO_SIGNATURE, "a packet without a signature", sender)
-        key = self._public_keys.get(packet.sender_id)
-        if key is None:
-            raise Rejected(BAD_SIGNATURE, f"no key is known of {sender!r}", sender)
-        unsigned = buspacket_pb2.BusPacket()
-        unsigned.CopyFrom(packet)
-        unsigned.ClearField("signature")
-        body = unsigned.SerializeToString(deterministic=True)
-        try:
-            key.verify(packet.signature, body, ec.ECDSA(hashes.SHA256()))
-        except (InvalidSignature, ValueError, TypeError) as error:
-            raise Rejected(BAD_SIGNATURE, "the signature is wrong", sender) from error
-        if abs(packet.created_at.seconds - now) > MAX_SKEW:
-            said = f"created_at is more than {MAX_SKEW:g} s away from now"
-            raise Rejected(BAD_SIGNATURE, said, sender)
-        digest = hashlib.sha256(body).digest()  # not of the signature: that can be changed
-        if digest in self._seen:
-            raise Rejected(DUPLICATE, "a packet that was received before", sender)
-        self._seen[digest] = None
-        if len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
-
-    def encode(self, trace_id: str, now: float, **payload: Any) -> bytes:
-        """One payload, by its field's name, as `job_request=...`."""
-        packet = buspacket_pb2.BusPacket(
-            trace_id=trace_id or "none",
-            sender_id=self.sender_id,
-            protocol_version=VERSION,
-            **payload,
-        )
-        packet.created_at.FromNanoseconds(int(now * 1e9))
-        signed: bytes = finalize_packet(packet, self._private_key).SerializeToString(
-            deterministic=True
-        )
-        return signed
-
-    def alert(self, rejected: Rejected, now: float) -> bytes:
-        severity = _SEVERITY.get(rejected.code, alert_pb2.ALERT_SEVERITY_WARNING)
-        level = alert_pb2.AlertSeverity.Name(severity).rpartition("_")[2]
-        alert = alert_pb2.SystemAlert(
-            level=level,
-            message=rejected.message,
-            component=self.sender_id,
-            code=str(rejected.code),
-            severity=severity,
-            error_code_enum=rejected.code,
-            source_component=self.sender_id,
-            details={"sender_id": rejected.sender},
-        )
-        return self.encode("alert", now, alert=alert)
 
 
 def code_of(error: PenstockError) -> int:
@@ -204,6 +91,8 @@ def request_of(packet: buspacket_pb2.BusPacket, context_ptr: str | None, now: fl
     rest.CopyFrom(asked)
     for name in _OURS:
         rest.ClearField(name)
+    if packet.identity.tenant_id:
+        rest.identity.CopyFrom(packet.identity)
     if context_ptr is not None:
         rest.ClearField("context_ptr")
     env = {name: value for name, value in asked.env.items() if not name.startswith("cap.")}
@@ -224,7 +113,7 @@ def request_of(packet: buspacket_pb2.BusPacket, context_ptr: str | None, now: fl
         parent_job_id=asked.parent_job_id or None,
         workflow_id=asked.workflow_id or None,
         step_index=asked.step_index if asked.workflow_id else None,
-        tenant=asked.tenant_id or asked.meta.tenant_id or "default",
+        tenant=tenant_of(packet),
         labels=dict(asked.labels),
         idempotency_key=asked.meta.idempotency_key or None,
         capability=asked.meta.capability or None,
@@ -232,6 +121,13 @@ def request_of(packet: buspacket_pb2.BusPacket, context_ptr: str | None, now: fl
         # Milliseconds from its acceptance, or the time itself.
         deadline=(deadline if deadline > 1e9 else now + deadline) if deadline else None,
     )
+
+
+def tenant_of(packet: buspacket_pb2.BusPacket) -> str:
+    """The tenant of the job that a packet asks for."""
+    asked = packet.job_request
+    named = asked.tenant_id or asked.meta.tenant_id
+    return str(named or packet.identity.tenant_id or asked.identity.tenant_id or "default")
 
 
 def trace_of(request: JobRequest) -> str:
@@ -246,6 +142,7 @@ def dispatched(
     seconds: float,
     context_ptr: str,
     constraints: Constraints | None,
+    dispatch_id: str,
 ) -> Any:
     """The CAP JobRequest for a worker: as its client wrote it, and what the engine adds."""
     cap = job_pb2.JobRequest()
@@ -262,11 +159,23 @@ def dispatched(
     if context_ptr:
         cap.context_ptr = context_ptr
     cap.budget.deadline_ms = max(1, int(seconds * 1000))
-    cap.dispatch.dispatch_id = f"{request.job_id}#{attempt}"
+    cap.dispatch.dispatch_id = dispatch_id
     cap.dispatch.attempt, cap.dispatch.assigned_worker_id = attempt, worker_id
     if constraints is not None:
         cap.env[CONSTRAINTS] = json.dumps(msgspec.to_builtins(constraints))
     return cap
+
+
+def identity_of(request: JobRequest) -> Any:
+    """For whom a job runs: the identity that its submission was signed with, or else its fields."""
+    cap = job_pb2.JobRequest()
+    if REST in request.env:
+        cap.ParseFromString(base64.b64decode(request.env[REST]))
+    identity = cap.identity
+    identity.tenant_id = request.tenant
+    identity.principal_id = identity.principal_id or cap.principal_id
+    identity.actor_id = identity.actor_id or cap.meta.actor_id
+    return identity
 
 
 _FATAL = "FATAL"
@@ -289,7 +198,14 @@ def has_ended(result: Any) -> bool:
     return result.status not in _NOT_ENDED
 
 
-def result_of(cap: Any, *, attempt: int, worker_id: str, result_ptr: str | None) -> JobResult:
+def result_of(
+    cap: Any,
+    *,
+    attempt: int,
+    worker_id: str,
+    result_ptr: str | None,
+    artifacts: tuple[Artifact, ...] = (),
+) -> JobResult:
     """What a CAP worker says came of a job."""
     status = _STATES.get(cap.status, JobState.FAILED)
     code: str | None = None
@@ -308,6 +224,7 @@ def result_of(cap: Any, *, attempt: int, worker_id: str, result_ptr: str | None)
         error_code=code[:128] if code else None,
         error_message=cap.error_message[:2000] or None,
         attempt=attempt,
+        artifacts=artifacts,
     )
 
 

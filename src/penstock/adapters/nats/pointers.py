@@ -1,4 +1,5 @@
-"""The memory pointers of CAP, `redis://ctx:JOB` and `redis://res:JOB`, over the Redis protocol.
+"""The memory pointers of CAP, `redis://ctx:JOB`, `redis://res:JOB` and `redis://art:JOB/NAME`, over
+the Redis protocol.
 
 A small server that the SDK's own Redis client can use: `GET` and `SET` of keys. Values are the
 engine's blobs. What a job's record points to is read from there, so a key outlives a restart as
@@ -12,16 +13,26 @@ import contextlib
 import hmac
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Iterator
+from itertools import count
 
-from penstock.core.errors import PenstockError
+from penstock.adapters.nats.packets import TRACE
+from penstock.core.artifact import Artifact, check_name
+from penstock.core.errors import InvalidRequest, PenstockError, UnreadablePointer
 from penstock.core.job import Job
-from penstock.ports.blobs import Blobs
+from penstock.core.pointer import data_media_type, decode_data
+from penstock.ports.blobs import Blobs, keep_artifact
 
 log = logging.getLogger(__name__)
 
-SCHEME = "redis://"
+SCHEME, DATA = "redis://", "data:"
+_NO_INPUT = "data:application/json,{}"
+"""What a job without input has as its input, unless a CAP client submitted it so."""
 _MAX_KEYS = 100_000
+_MAX_KEY = 2000
+"""Characters; the longest of ours are of artifacts."""
+_MAX_POINTERS = 256 << 10
+"""Bytes of a result's artifact pointers: a NATS message has at most 1 MiB."""
 _MAX_LINE = 1 << 16
 _MAX_ARGUMENTS = 16
 _HELLO = (
@@ -48,18 +59,38 @@ class PointerStore:
         if len(self._uris) > _MAX_KEYS:
             self._uris.popitem(last=False)
 
-    async def uri_of(self, pointer: str) -> str | None:
-        """The blob that a pointer stands for."""
+    async def keep(self, pointer: str) -> str:
+        """The blob of a `data:` URI. Raises InvalidRequest, and what `Blobs.put` raises."""
+        return await self._blobs.put(decode_data(pointer), data_media_type(pointer))
+
+    async def uri_of(self, pointer: str, tenant: str | None = None) -> str | None:
+        """The blob that a pointer stands for; `tenant`: whose jobs it may be of, if not all."""
         key = pointer.removeprefix(SCHEME)
         if (uri := self._uris.get(key)) is not None:
             return uri
         kind, _, job_id = key.partition(":")
-        job = await self._find(job_id) if kind in ("ctx", "res") else None
-        if job is None:
+        name = ""
+        if kind == "art":
+            job_id, _, name = job_id.partition("/")
+        job = await self._find(job_id) if kind in ("ctx", "res", "art") else None
+        if job is None or tenant not in (None, job.request.tenant):
             return None
         if kind == "ctx":
-            return job.request.context_ptr or None
-        return None if job.result is None else job.result.result_ptr
+            return job.request.context_ptr or (None if TRACE in job.request.env else _NO_INPUT)
+        if job.result is None:
+            return None
+        if kind == "art":
+            return next((one.pointer for one in job.result.artifacts if one.name == name), None)
+        return job.result.result_ptr
+
+    async def keep_artifact(self, name: str, pointer: str, tenant: str) -> Artifact:
+        """Store what a pointer leads to under a name. Raises UnreadablePointer, InvalidRequest and
+        what `Blobs` raises."""
+        is_data = pointer.startswith(DATA)
+        uri = pointer if is_data else await self.uri_of(pointer, tenant)
+        if uri is None or not (is_data or pointer.startswith(SCHEME)):
+            raise UnreadablePointer("artifact_ptrs", "is not found")
+        return await keep_artifact(self._blobs, name, await self._blobs.get(uri))
 
     async def get(self, key: str) -> bytes | None:
         uri = await self.uri_of(key)
@@ -75,6 +106,31 @@ class PointerStore:
         """The job's record has them now."""
         for kind in ("ctx", "res"):
             self._uris.pop(f"{kind}:{job_id}", None)
+
+
+def artifact_name(pointer: str, taken: Container[str]) -> str:
+    """The name of a worker's artifact: what its key says behind `art:`, if that can be a name."""
+    key = pointer.removeprefix(SCHEME) if pointer.startswith(SCHEME) else ""
+    name = key.removeprefix("art:")
+    try:
+        if check_name(name) not in taken:
+            return name
+    except InvalidRequest:
+        name = "artifact"
+    return next(each for n in count(2) if (each := f"{name[:200]}-{n}") not in taken)
+
+
+def artifact_pointers(job: Job) -> Iterator[str]:
+    """Pointers to what a job left, as far as a packet has room for them."""
+    left = job.result.artifacts if job.result is not None else ()
+    room = _MAX_POINTERS
+    for artifact in left:
+        pointer = f"{SCHEME}art:{job.job_id}/{artifact.name}"
+        room -= len(pointer.encode())
+        if room < 0:
+            log.warning("CAP: the result of %s does not name all of its artifacts", job.job_id)
+            return
+        yield pointer
 
 
 class RedisServer:
@@ -174,7 +230,7 @@ class _Session:
 
 
 def _text(key: bytes) -> str:
-    return key.decode("utf-8", "replace")[:512]
+    return key.decode("utf-8", "replace")[:_MAX_KEY]
 
 
 def _error(message: str) -> bytes:
