@@ -181,7 +181,7 @@ async def test_a_restart_with_the_same_rules_writes_nothing() -> None:
     again = await site.restarted()
     await again.settle()
     assert {job.job_id: job.version for job in await again.store.unfinished()} == before
-    assert len(again.open_jobs.parked) == 1
+    assert len(again.open_jobs.awaiting_approval) == 1
     assert again.open_jobs.waiting() == 4
 
 
@@ -320,7 +320,7 @@ async def test_a_job_that_needs_approval_is_parked_and_goes_when_it_has_it() -> 
     job = await site.job()
     assert job.state is _S.SCHEDULED
     assert job.hold == hold_of(job.verdict, job.request, T0)  # type: ignore[arg-type]
-    assert list(site.open_jobs.parked) == [job.seq]
+    assert list(site.open_jobs.awaiting_approval) == [job.seq]
     why = site.open_jobs.why(job, T0)
     assert why is not None
     assert why.startswith("awaiting 2 approvals")
@@ -328,7 +328,7 @@ async def test_a_job_that_needs_approval_is_parked_and_goes_when_it_has_it() -> 
     assert await site.settle() == []
     await site.vote("bob")
     assert await site.settle() == ["a"]
-    assert not site.open_jobs.parked
+    assert not site.open_jobs.awaiting_approval
 
 
 @run_async
@@ -359,7 +359,7 @@ async def test_rules_that_change_after_the_last_vote_ask_again() -> None:
     await site.use(ASK, snapshot="s2")
     await site.greet()
     assert site.sent == []
-    assert len(site.open_jobs.parked) == 1
+    assert len(site.open_jobs.awaiting_approval) == 1
 
 
 @run_async
@@ -482,7 +482,7 @@ async def test_a_parked_job_can_be_cancelled_and_can_be_too_late() -> None:
     late = await site.job("b")
     assert late.result is not None
     assert (late.state, late.result.error_code) == (_S.CANCELLED, "DEADLINE_EXCEEDED")
-    assert [job.job_id for job in site.open_jobs.parked.values()] == ["c"]
+    assert [job.job_id for job in site.open_jobs.awaiting_approval.values()] == ["c"]
 
 
 # -- limits -----------------------------------------------------------------------
@@ -805,7 +805,7 @@ async def test_a_parked_child_is_cancelled_with_its_parent_and_goes_after_both()
         accept("a", topic="job.big", after=("p",)), accept("b", topic="job.big", after=("q",))
     )
     await site.settle()
-    assert len(site.open_jobs.parked) == 2
+    assert len(site.open_jobs.awaiting_approval) == 2
     await site.end("p", well=False)
     assert (await site.job("a")).state is _S.CANCELLED
     assert await site.end("q") == []

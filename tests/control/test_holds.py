@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.control.approvals import expiry, hold_of, is_current, lifted, park, why_held
+from penstock.control.approvals import await_approval, expiry, hold_of, is_current, lifted, why_held
 from penstock.core.ledger import advance
 from penstock.core.verdict import ApprovalTerms, Decision, SafetyVerdict, Vote
 from penstock.lifecycles.canonical import JobEvent, JobState
@@ -50,7 +50,7 @@ def test_a_hold_that_was_lifted_is_no_approval_when_the_old_rules_come_back() ->
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.SCHEDULED])
 def test_a_parked_job_is_scheduled_with_its_hold_and_verdict(state: JobState) -> None:
-    answer = advance(a_job(state=state), park(a_job(state=state), VERDICT, T0))
+    answer = advance(a_job(state=state), await_approval(a_job(state=state), VERDICT, T0))
     assert answer.job is not None
     assert answer.moved
     assert answer.job.state is JobState.SCHEDULED

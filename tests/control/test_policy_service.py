@@ -201,10 +201,10 @@ async def test_a_simulation_that_cannot_be_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("effect", "words"),
     [
-        ({"approval": ApprovalTerms()}, "by 1 with the role, within 1d"),
+        ({"approval": ApprovalTerms()}, "by 1 with the role approve, within 1d"),
         (
             {"approval": ApprovalTerms(2, ("ada", "ops-*"), 90.0, True)},
-            "by 2 of ada, ops-*, even their own, within 90s",
+            "by 2 of ada, ops-*, also their own jobs, within 90s",
         ),
         ({"rate": Rate(5, 30.0)}, "5/30s"),
         (

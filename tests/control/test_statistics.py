@@ -53,6 +53,30 @@ async def test_open_jobs_are_counted_by_topic_and_state_also_after_a_restart() -
 
 
 @run_async
+async def test_each_minute_says_what_was_unfinished_by_state() -> None:
+    bench = Bench()
+    await bench.store.apply([accept("a"), accept("b", tenant="acme")])
+    bench.clock.advance(120)  # a minute in which nothing happens
+    await bench.store.apply([move("a", _E.SCHEDULE, _E.DISPATCH)])
+    bench.clock.advance(60)
+    await bench.store.apply([move("a", _E.START), move("b", _E.CANCEL)])
+    await bench.store.apply([move("a", _E.SUCCEED)])
+    for _ in range(2):
+        told = bench.statistics.timeline(5, None, None)
+        assert [point.open for point in told.points] == [
+            {},
+            {JobState.PENDING: 2},
+            {JobState.PENDING: 2},
+            {JobState.PENDING: 1, JobState.DISPATCHED: 1},
+            {},
+        ]
+        theirs = bench.statistics.timeline(3, "acme", None)
+        assert [point.open for point in theirs.points] == [{JobState.PENDING: 1}] * 2 + [{}]
+        assert theirs.total.open == {}
+        await bench.restart()
+
+
+@run_async
 async def test_what_happened_since_the_start_adds_up_over_minutes() -> None:
     bench = Bench()
     await bench.store.apply([accept("a"), accept("b")])

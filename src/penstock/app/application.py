@@ -30,6 +30,7 @@ from penstock.app.pipelines import Pipeline
 from penstock.app.portal import LoopThread, Portal, at_exit, not_at_exit
 from penstock.app.remote import client_security
 from penstock.config import Settings, load
+from penstock.config.options import SettingOptions
 from penstock.core.errors import (
     AlreadyRunning,
     Misconfigured,
@@ -141,7 +142,7 @@ class App:
         *,
         settings: Settings | None = None,
         share: bool = True,
-        **flags: Any,
+        **flags: Unpack[SettingOptions],
     ) -> Session:
         """An engine embedded in this process, with a worker for these functions.
 
@@ -160,7 +161,7 @@ class App:
         *,
         settings: Settings | None = None,
         share: bool = True,
-        **flags: Any,
+        **flags: Unpack[SettingOptions],
     ) -> Client:
         """Run as `run` does, in a thread, until `close` or the end of the process.
 
@@ -201,7 +202,7 @@ class App:
         *,
         settings: Settings | None = None,
         share: bool = True,
-        **flags: Any,
+        **flags: Unpack[SettingOptions],
     ) -> Client:
         """`start`, for a running event loop; the engine still runs in a thread of its own."""
         return await asyncio.to_thread(self.start, data, settings=settings, share=share, **flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,6 +16,8 @@ from penstock.app.client import DefaultClient
 from penstock.config import load
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.lifecycles.container import ContainerJobState
+from penstock.ports.engine_api import JobUpdate, Streamed
+from penstock.workloads.container.files.output import read_piece
 from penstock.workloads.container.job import TOPIC, ContainerResult
 from penstock.workloads.function.options import SubmitOptions
 
@@ -231,3 +233,39 @@ _default = DefaultClient(_embedded, _check_served)
 
 async def _engine(client: Client | None) -> Client:
     return client if client is not None else await asyncio.to_thread(_default.client)
+
+
+class OutputFollower:
+    """Passes on what a container writes, as it comes; what did not come, at the end."""
+
+    def __init__(
+        self, write: Callable[[str, bytes], Awaitable[None]], streams: Iterable[str]
+    ) -> None:
+        self._write, self._written = write, dict.fromkeys(streams, 0)
+        """Bytes of each stream."""
+        self._next: tuple[int, int] | None = None
+        """Attempt and number of the next piece; None before the first."""
+
+    async def follow(self, updates: AsyncIterator[JobUpdate]) -> None:
+        async for update in updates:
+            if isinstance(update, Streamed):
+                place = (update.attempt, update.n)
+                if place == (self._next or (update.attempt, 1)):
+                    self._next = (update.attempt, update.n + 1)
+                    await self._pass_on(*read_piece(update.text))
+
+    async def _pass_on(self, stream: str, data: bytes) -> None:
+        if stream in self._written:
+            self._written[stream] += len(data)
+            await self._write(stream, data)
+
+    async def complete(self, end: Ran) -> dict[str, str]:
+        """Write what did not come while it ran; returns what is missing, by stream."""
+        missing = {}
+        for stream, done in self._written.items():
+            total, left = getattr(end, f"{stream}_count").bytes, await end.aoutput(stream)
+            if done < total == len(left):
+                await self._pass_on(stream, left[done:])
+            elif done < total:
+                missing[stream] = f"{total - done:,} of {total:,} bytes"
+        return missing

@@ -48,6 +48,8 @@ from penstock.worker.worker import Worker, WorkerOptions
 from penstock.workloads.llm.batches import TOPIC as BATCH_TOPIC
 
 if TYPE_CHECKING:
+    from penstock.adapters.nats.connection import NatsOptions
+    from penstock.adapters.nats.server import NatsServer
     from penstock.api.about import Health
     from penstock.api.options import HttpOptions
     from penstock.api.server import HttpServer
@@ -98,6 +100,7 @@ class Engine:
         """Whether HTTP may take a free port where its own is taken."""
         self._services: list[asyncio.Task[None]] = []
         self._nats: asyncio.Task[None] | None = None
+        self.nats_server: NatsServer | None = None
         self.cap: CapPlane | None = None
         self._local: Worker | None = None
         self._worker: asyncio.Task[None] | None = None
@@ -296,22 +299,31 @@ class Engine:
             address = await server.listen(address, self._sockets.get("tls"))
             self.addresses.append(address)
             remote.listening(address, server.recheck)
-        if settings.bus.url:
-            await self._start_nats(server)
+        if settings.bus.address:
+            await self._start_nats(server, token)
 
-    async def _start_nats(self, server: LinkServer) -> None:
+    async def _start_nats(self, server: LinkServer, token: str) -> None:
         from penstock.adapters.nats.tunnel import NatsListener
         from penstock.app.nats import nats_options
 
-        options = nats_options(self.settings)
+        options = nats_options(self.settings, token)
+        if self.settings.bus.start_server:
+            await self._start_nats_server(options)
         listener = NatsListener(options, server.accept, self.bus)
         await listener.start()
         self._nats = self._supervise("NATS", listener.run())
 
+    async def _start_nats_server(self, options: NatsOptions) -> None:
+        from penstock.adapters.nats.server import NatsServer
+
+        self.nats_server = NatsServer(self.settings.data_dir / "nats", options)
+        await self.nats_server.start()
+        self._services.append(self._supervise("NATS server", self.nats_server.run()))
+
     async def _start_cap(self, token: str) -> None:
         from penstock.app.nats import open_cap
 
-        if not self.settings.bus.url:
+        if not self.settings.bus.address:
             raise Misconfigured("cap.enabled needs bus.url, the address of a NATS server")
         self.cap = await open_cap(self.settings, self.parts, self.api, self.state, token)
         self.store.listen(self.cap.bridge.hear)
@@ -406,6 +418,8 @@ class Engine:
             closing.callback(abandon, self._executors)  # after the store: nothing is recorded
             closing.callback(self._close_waiting)
             closing.push_async_callback(self.store.close)
+            if self.nats_server is not None:
+                closing.push_async_callback(self.nats_server.stop)
             if hasattr(self, "parts"):
                 closing.push_async_callback(self.bus.close)
                 closing.push_async_callback(self.parts.hub.close)

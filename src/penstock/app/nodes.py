@@ -10,8 +10,18 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,9 +31,12 @@ from msgspec.structs import asdict
 
 from penstock.config.loading import variable
 from penstock.config.settings import NodeDtype
-from penstock.core.errors import Unavailable
+from penstock.core.errors import PenstockError, Unavailable
+from penstock.workloads.pipes.changes import NodeChange, changes
 from penstock.workloads.pipes.config import AUTO
 from penstock.workloads.pipes.setup import pipe_config
+from penstock.workloads.pipes.status import PipesView
+from penstock.workloads.pipes.views import view_of
 
 if TYPE_CHECKING:
     from penstock.app.application import App
@@ -544,3 +557,66 @@ def _ended(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+# -- a node while it runs ----------------------------------------------------------
+
+_SETTLE = 0.05
+"""Seconds in which changes that belong together come together."""
+_LOOK = 60.0
+
+
+def stay_with_parent() -> None:
+    """End with the parent process, however that ends: standard input is closed then."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.isatty(0):
+        raise PenstockError("--with-parent is for processes that are started by another")
+    threading.Thread(target=watch, daemon=True).start()
+
+
+async def first_failure(waiting: Coroutine[Any, Any, None], children: Children | None) -> None:
+    """Wait until one of them fails."""
+    if children is None:
+        return await waiting
+    tasks = [asyncio.create_task(waiting), asyncio.create_task(children.wait())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def watching(node: Node, tell: Callable[[NodeChange], None]) -> AsyncIterator[None]:
+    """Tell every change in the network, as this node sees it."""
+    reasons: dict[str, str] = {}
+    node.mesh.on_lost(reasons.__setitem__)
+
+    async def watch() -> None:
+        before = PipesView(nodes=tuple(n for n in seen_by(node).nodes if n.node_id == node.node_id))
+        while True:
+            after = seen_by(node)
+            for one in changes(before, after, reasons):
+                tell(one)
+            reasons.clear()
+            before = after
+            await node.changed(_LOOK)
+            await asyncio.sleep(_SETTLE)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def seen_by(node: Node) -> PipesView:
+    return view_of(node.mesh.table.live())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from penstock.app.migration import OLD_RUNS, is_unmigrated
 from penstock.app.parts import open_backend, open_blobs
@@ -20,7 +20,7 @@ from penstock.core.job import Job, chain_of
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import BlobStat
 from penstock.ports.clock import SystemClock
-from penstock.ports.engine_api import JobUpdate, Logged
+from penstock.ports.engine_api import EngineApi, JobUpdate, Logged
 from penstock.ports.store import LogLine, StepCount, StepPage, StepQuery
 from penstock.workloads.pipeline.records import (
     ItemOutcome,
@@ -33,12 +33,12 @@ from penstock.workloads.pipeline.service import RunReader
 
 
 @asynccontextmanager
-async def offline(settings: Settings) -> AsyncIterator[OfflineEngineApi]:
+async def offline(settings: Settings) -> AsyncIterator[EngineApi]:
     """Read the folder of an engine that is not running."""
     reader = Ledger(open_backend(settings, own=False), own=False)
     try:
         await reader.open()
-        yield OfflineEngineApi(settings, reader)
+        yield cast(EngineApi, OfflineEngineApi(settings, reader))
     finally:
         await reader.close()
 
@@ -125,10 +125,9 @@ class OfflineEngineApi:
             hint="start an engine on it once ('penstock up'): it moves the runs to penstock.db",
         )
 
-    submit = cancel = retry = topics = workers = pipes = pools = status = prune = put_blob = _refuse
-    describe_topics = _refuse
-    cancel_many = retry_many = pause_pool = resume_pool = wait_many = _refuse
-    worker = pool = drain_worker = stream = count = counts = timeline = _refuse
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """All else takes a running engine."""
+        return self._refuse
 
 
 class OfflinePipelines:

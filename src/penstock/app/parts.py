@@ -16,7 +16,7 @@ from penstock.adapters.files.start_log import FileStartLogs
 from penstock.adapters.memory.store import MemoryBackend
 from penstock.adapters.sqlite.database import WriterLock
 from penstock.adapters.sqlite.store import SqliteBackend
-from penstock.api.openai.batch_format import OpenAiBatchFormat
+from penstock.api.openai.batches import OpenAiBatchFormat
 from penstock.config import Settings, UnknownTopics
 from penstock.control.checkpoints import CheckpointService
 from penstock.control.credentials import CredentialRegistry

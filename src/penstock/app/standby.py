@@ -1,37 +1,43 @@
-"""An engine whose database another engine owns: it passes connections on, and stands by.
+"""An engine whose database another engine owns: it answers reads, forwards the rest, stands by.
 
-Every connection to its own addresses is passed on, byte by byte, to the same kind of address of
-the owner, which authenticates the caller and answers. So a client or worker may connect to any
-engine of a database. When the owner is gone, one of the engines that stand by owns the database,
-and the others pass connections on to that one.
+A client or worker may connect to any engine of a database. Reads of jobs are answered from the
+database itself. All else goes to the same kind of address of the owner, which authenticates the
+caller again: requests over HTTP one by one, frames of a link one by one, and TLS connections byte
+by byte. When the owner is gone, one of the engines that stand by owns the database, and the others
+forward to that one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.adapters.link.address import Address
-from penstock.adapters.link.server import bind_unix
+from penstock.adapters.link.relay import Relay, Streams
 from penstock.adapters.postgres.engines import STANDBY, EngineEntry, Engines
 from penstock.adapters.sqlite.database import WriterLock
+from penstock.api.about import Health
 from penstock.api.server import AddressTaken, bind
 from penstock.app.engine import http_options, make_private
+from penstock.app.front_door import FrontDoor, Reader
 from penstock.config import Settings
 from penstock.config.loading import parse_host_port
+from penstock.control.follower import OwnerNeeded
 from penstock.control.guard import digest_of
 from penstock.core.errors import Misconfigured, StoreFailed
+from penstock.ports.process import bind_unix
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +47,6 @@ _CHUNK = 1 << 16
 _BACKLOG = 1024
 _WILDCARDS = {"0.0.0.0", "::", ""}
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[EngineEntry], Awaitable[Streams]]
 
 
@@ -85,13 +90,17 @@ class StandBy:
 
     def __init__(self, settings: Settings, *, any_port: bool = False) -> None:
         self._settings, self._any_port = settings, any_port
-        token = digest_of(settings.token_file.read_text().strip())
-        entry = entry_of(STANDBY + secrets.token_hex(8), links=[], http="", token=token)
+        token = settings.token_file.read_text().strip()
+        holder = STANDBY + secrets.token_hex(8)
+        entry = entry_of(holder, links=[], http="", token=digest_of(token))
         self.engines = Engines(settings.store, entry)
         self.engines.on_look = self._compare
+        self._reader = Reader(settings, token, self.engines.opens)
         self.http = ""
         self._sockets: dict[str, socket.socket] = {}
         self._servers: list[asyncio.Server] = []
+        self._front_door: FrontDoor | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
         self._passing: dict[asyncio.Task[None], str] = {}
         """What is passed on, and the holder of the owner that it goes to."""
@@ -101,6 +110,7 @@ class StandBy:
         """Raises Misconfigured, StoreFailed."""
         try:
             await self.engines.be_known()
+            await self._reader.renew()
             for text in self._settings.addresses:
                 self._sockets[text] = _bound(Address.parse(text))
             if self._settings.link.listen:
@@ -135,19 +145,47 @@ class StandBy:
             self._look()
             while not self.engines.is_free:
                 await self.engines.looked.wait()
+                with contextlib.suppress(StoreFailed):  # then there is nothing to read, either
+                    await self._reader.renew()
         finally:
             for server in self._servers:
                 server.close()
             self._servers.clear()
+            self._close_front_door()
             lock.close()
+
+    def _close_front_door(self) -> None:
+        """Listen no more; requests that wait for the next owner get time to finish."""
+        front_door, self._front_door = self._front_door, None
+        if front_door is not None:
+            task = asyncio.get_running_loop().create_task(front_door.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _listen(self) -> None:
         for name, bound in self.sockets().items():
-            connect = {"http": self._to_http, "tls": self._to_tls}.get(name, self._to_link)
-            accept = partial(self._accept, connect)
+            if name == "http" and not self._settings.http.certificate:
+                await self._open_front_door(bound)
+                continue
             is_unix = bound.family is socket.AF_UNIX
+            passing = {
+                "http": partial(self._pass_on, connect=self._to_http),
+                "tls": partial(self._pass_on, connect=self._to_tls),
+            }.get(name, partial(self._relay, is_private=is_unix))
+            accept = partial(self._accept, passing)
             start = asyncio.start_unix_server if is_unix else asyncio.start_server
             self._servers.append(await start(accept, sock=bound))
+
+    async def _open_front_door(self, bound: socket.socket) -> None:
+        options = http_options(self._settings)
+        front_door = FrontDoor(self._reader, options, self._owner_url, self._health)
+        await front_door.start(bound)
+        self._front_door = front_door
+
+    def _health(self) -> Health:
+        if self.engines.owner is None:
+            return Health(False, ("no engine owns the database",))
+        return Health()
 
     def _look(self) -> None:
         if self._looking is None:
@@ -175,7 +213,8 @@ class StandBy:
         tasks = [*self._passing] + ([] if self._looking is None else [self._looking])
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
+        await self._reader.close()
         for name, bound in self._sockets.items():
             bound.close()
             if name not in ("tls", "http") and (path := Address.parse(name).path) is not None:
@@ -185,59 +224,73 @@ class StandBy:
     # -- passing on ---------------------------------------------------------------
 
     def _accept(
-        self, connect: Connect, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        passing: Callable[..., Coroutine[Any, Any, None]],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        task = asyncio.get_running_loop().create_task(self._pass_on(reader, writer, connect))
+        task = asyncio.get_running_loop().create_task(self._ended(passing, reader, writer))
         self._passing[task] = ""
         task.add_done_callback(self._passing.pop)
+
+    async def _ended(
+        self,
+        passing: Callable[..., Coroutine[Any, Any, None]],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        try:
+            await passing(reader, writer)
+        except* (OSError, StoreFailed) as errors:
+            log.debug("a connection ended: %s", errors.exceptions[0])
+        finally:
+            writer.transport.abort()
+
+    async def _relay(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_private: bool
+    ) -> None:
+        reads_of = partial(self._reader.reads_of, is_private=is_private)
+        connect = partial(self._connected, self._to_link, _this_task())
+        await Relay((reader, writer), reads_of, connect, OwnerNeeded).run()
 
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connect: Connect
     ) -> None:
-        other: asyncio.StreamWriter | None = None
+        async with asyncio.timeout(_PATIENCE):
+            theirs, other = await self._connected(connect, _this_task())
         try:
-            async with asyncio.timeout(_PATIENCE):
-                if connect == self._to_link:
-                    theirs, other = await self._greeted(reader, writer)
-                else:
-                    theirs, other = await self._connected(connect)
             async with asyncio.TaskGroup() as both:
                 both.create_task(_copy(reader, other))
                 both.create_task(_copy(theirs, writer))
-        except* (OSError, StoreFailed, TimeoutError) as errors:
-            log.debug("a connection ended: %s", errors.exceptions[0])
         finally:
-            for stream in (writer, other):
-                if stream is not None:
-                    stream.transport.abort()
-
-    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Streams:
-        """A link whose greeting is answered: an owner that dies before that costs nothing."""
-        greeting = await reader.read(_CHUNK)
-        while True:
-            theirs, other = await self._connected(self._to_link)
-            try:
-                other.write(greeting)
-                answer = await theirs.read(_CHUNK)
-            except OSError:
-                answer = b""
-            if answer or not greeting:
-                writer.write(answer)
-                return theirs, other
             other.transport.abort()
+
+    async def _connected(self, connect: Connect, task: asyncio.Task[None]) -> Streams:
+        """A connection of this task to the owner, once there is one."""
+        while True:
+            owner = await self._owner(task)
+            try:
+                return await connect(owner)
+            except OSError as error:
+                self._tell(f"can't connect to {owner.name}, which owns the jobs: {error}")
             await self.engines.looked.wait()
 
-    async def _connected(self, connect: Connect) -> Streams:
-        """A connection to the owner, once there is one."""
-        while True:
-            if (owner := self.engines.owner) is not None:
-                try:
-                    streams = await connect(owner)
-                    self._passing[cast(asyncio.Task[None], asyncio.current_task())] = owner.holder
-                    return streams
-                except OSError as error:
-                    self._tell(f"can't connect to {owner.name}, which owns the jobs: {error}")
+    async def _owner(self, task: asyncio.Task[None]) -> EngineEntry:
+        """Whom this task depends on from now on."""
+        while (owner := self.engines.owner) is None:
             await self.engines.looked.wait()
+        self._passing[task] = owner.holder
+        return owner
+
+    async def _owner_url(self) -> str:
+        """For a request over HTTP, which ends with its task."""
+        task = _this_task()
+        task.add_done_callback(lambda task: self._passing.pop(task, None))
+        async with asyncio.timeout(_PATIENCE):
+            while not (owner := await self._owner(task)).http:
+                self._tell(f"can't connect to {owner.name}, which owns the jobs: no HTTP port")
+                await self.engines.looked.wait()
+        return owner.http
 
     async def _to_link(self, owner: EngineEntry) -> Streams:
         """Only on the same machine: this link is not encrypted."""
@@ -260,6 +313,10 @@ class StandBy:
         if not parts.hostname:
             raise OSError("it has no HTTP port")
         return await asyncio.open_connection(parts.hostname, parts.port)
+
+
+def _this_task() -> asyncio.Task[None]:
+    return cast(asyncio.Task[None], asyncio.current_task())
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import msgspec
 
@@ -27,14 +29,14 @@ from penstock.adapters.link.proxy import RemoteBlobs, remote_api, remote_state
 from penstock.adapters.link.secure import Security
 from penstock.adapters.nats.tunnel import NatsPulse
 from penstock.adapters.sqlite.database import WriterLock
-from penstock.app.application import App, make_executors
+from penstock.app.application import App, connect, engine_address, make_executors
 from penstock.app.client import Client
 from penstock.app.engine import Drain, Engine, abandon
 from penstock.app.nats import NatsWorker
 from penstock.app.portal import Portal
-from penstock.app.remote import RemoteWorker
+from penstock.app.remote import RemoteWorker, is_remote
 from penstock.config import Settings
-from penstock.core.errors import Misconfigured, PenstockError
+from penstock.core.errors import Misconfigured, NotRunning, PenstockError
 from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
 from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import EngineApi
@@ -46,6 +48,11 @@ log = logging.getLogger(__name__)
 
 _LAST_WORDS = 5.0
 """Seconds that a stopped worker waits for a lost engine, to send it the last results."""
+
+
+Probe = Callable[[], Awaitable[None]]
+"""Connects to an engine once; raises NotRunning."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 class WorkerProcess:
@@ -87,6 +94,11 @@ class WorkerProcess:
             drain_timeout=drain_timeout,
             max_log_lines=settings.limits.max_log_lines,
         )
+
+    @property
+    def address(self) -> Address:
+        """That of the engine."""
+        return self._address
 
     def _last_word(self, link: int) -> tuple[str, AnyMessage]:
         session = self._worker.session if self._worker is not None else ""
@@ -223,6 +235,52 @@ _WELCOME = 5.0
 """Seconds that joining waits for the engine to know the worker."""
 
 
+def worker_process(
+    app: App,
+    settings: Settings,
+    where: str | None,
+    data: str | None,
+    token: str,
+    *,
+    by_bus: bool,
+    join: str | None,
+    worker_id: str,
+    **options: Any,
+) -> tuple[WorkerProcess, Probe]:
+    """A worker of the engine that is meant, and what looks whether that is there: on this machine,
+    on another one (`join` is a token to join it), or behind the NATS server of the settings."""
+    if by_bus:
+        nats = NatsWorker(settings, worker_id, token)
+        how = {"token": nats.token, "worker_id": worker_id, "nats": nats, **options}
+        return WorkerProcess(app, nats.address, settings, **how), nats.probe
+    if join or is_remote(where):
+        remote = RemoteWorker(where, settings, worker_id, join)
+        how = {"worker_id": remote.worker_id, "remote": remote, **options}
+        return WorkerProcess(app, remote.address, settings, **how), remote.probe
+    address, secret = engine_address(where, data, token)
+    how = {"token": secret, "worker_id": worker_id, **options}
+    return WorkerProcess(app, address, settings, **how), partial(reach, where, data, token)
+
+
+async def reach(address: str | None, data: str | None, token: str) -> None:
+    """Connect once. Raises NotRunning."""
+    async with connect(address, data=data, token=token):
+        pass
+
+
+async def wait_for_engine(probe: Probe, address: str) -> None:
+    """Wait until an engine answers, saying so once."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return await probe()
+        except NotRunning as error:
+            if pause == _FIRST_PAUSE:
+                log.warning("waiting for an engine at %s: %s", address, error.__cause__ or error)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
 class Membership:
     """This process's part in an engine that it shares with others."""
 
@@ -238,7 +296,7 @@ class Membership:
         )
         self._engine: Engine | None = None
         self._working: asyncio.Task[None] | None = None
-        self._standing_by: asyncio.Task[None] | None = None
+        self._standby: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._drain = Drain()
 
@@ -248,7 +306,7 @@ class Membership:
 
     async def start(self) -> None:
         """Run jobs of the application, and stand by. Raises if the worker can't be started."""
-        self._standing_by = asyncio.create_task(self._stand_by())
+        self._standby = asyncio.create_task(self._stand_by())
         if not self._worker_process.executors:
             return
         self._working = asyncio.create_task(self._worker_process.run())
@@ -270,7 +328,7 @@ class Membership:
                 continue
             try:
                 await self._have_engine(lock)
-            except Exception as error:  # whatever it is, this process goes on standing by
+            except Exception as error:  # whatever it is, this process stays a standby
                 surprise = None if isinstance(error, PenstockError) else error
                 folder = self._settings.data_dir
                 log.error("the engine of %s can't go on here: %s", folder, error, exc_info=surprise)
@@ -307,7 +365,7 @@ class Membership:
                 # While it stands by, so that its results reach an engine if the others have left.
                 await self._drain.end(self._working)
         finally:
-            if self._standing_by is not None:
-                self._standing_by.cancel()
-                await asyncio.gather(self._standing_by, return_exceptions=True)
+            if self._standby is not None:
+                self._standby.cancel()
+                await asyncio.gather(self._standby, return_exceptions=True)
             abandon(self._worker_process.executors)

@@ -59,7 +59,7 @@ def lifted(hold: Hold) -> Hold:
     return replace(hold, terms=replace(hold.terms, needed=0))
 
 
-def park(job: Job, verdict: SafetyVerdict, now: float) -> Move:
+def await_approval(job: Job, verdict: SafetyVerdict, now: float) -> Move:
     """The move that puts a job on hold."""
     hold = hold_of(verdict, job.request, now)
     said = f"rule {verdict.rule_id} requires {_approvals(hold.terms.needed)}"

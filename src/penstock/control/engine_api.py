@@ -128,14 +128,61 @@ class Services:
     about: EngineStatus
 
 
-class LocalEngineApi:
+class ReadingEngineApi:
+    """What can be answered from the store alone."""
+
+    def __init__(self, store: Ledger, guard: Guard) -> None:
+        self._store, self._guard = store, guard
+
+    async def get(self, job_id: str) -> Job:
+        return self._guard.shown(await self._store.get(job_id), job_id)
+
+    async def find(self, query: JobQuery) -> list[Job]:
+        mine = self._guard.narrowed(query)
+        return [] if mine is None else await self._store.find(mine)
+
+    async def count(self, query: JobQuery) -> JobTotal:
+        mine = self._guard.narrowed(query)
+        if mine is None:
+            return JobTotal(0, exact=True)
+        mine = replace(mine, before=None, since=None, oldest_first=False, limit=MAX_COUNTED + 1)
+        if replace(mine, states=(), tenant=None) == JobQuery(limit=mine.limit):
+            tally = await self._store.tally(mine.tenant)
+            states = mine.states or tuple(JobState)
+            return JobTotal(sum(tally.get(state, 0) for state in set(states)), exact=True)
+        found = len(await self._store.find(mine))
+        return JobTotal(min(found, MAX_COUNTED), found <= MAX_COUNTED)
+
+    async def history(self, job_id: str) -> list[Transition]:
+        await self.get(job_id)
+        return await self._store.history(job_id)
+
+    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+        await self.get(job_id)
+        return await self._store.read_log(job_id, after, limit)
+
+    async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
+        await self.get(job_id)
+        return await self._store.read_steps(job_id, query)
+
+    async def count_steps(self, job_id: str) -> list[StepCount]:
+        await self.get(job_id)
+        return await self._store.count_steps(job_id)
+
+    async def count_children(self, job_id: str) -> dict[JobState, int]:
+        job = await self.get(job_id)
+        return await self._store.count_children(chain_of(job.request), self._guard.caller.tenant)
+
+
+class LocalEngineApi(ReadingEngineApi):
     """See `penstock.ports.engine_api.EngineApi`."""
 
     def __init__(self, services: Services, caller: Caller = OWNER) -> None:
         self._services, store, clock = services, services.store, services.clock
-        self._store, self._blobs, self._open_jobs = store, services.blobs, services.open_jobs
+        guard = Guard(caller, store, clock)
+        super().__init__(store, guard)
+        self._blobs, self._open_jobs = services.blobs, services.open_jobs
         self._gateway, self._feed, self._clock = services.gateway, services.feed, clock
-        self._guard = guard = Guard(caller, store, clock)
         self._uploads = Uploads(store, clock, caller.tenant)
         self.approvals = ApprovalService(store, services.rulebook.kernel, clock, guard)
         self.policy = PolicyService(services.rulebook, store, guard)
@@ -194,25 +241,6 @@ class LocalEngineApi:
             request = guard.stamped(request)
         return self._gateway.begin(request, by=guard.caller.principal, fresh=fresh)
 
-    async def get(self, job_id: str) -> Job:
-        return self._guard.shown(await self._store.get(job_id), job_id)
-
-    async def find(self, query: JobQuery) -> list[Job]:
-        mine = self._guard.narrowed(query)
-        return [] if mine is None else await self._store.find(mine)
-
-    async def count(self, query: JobQuery) -> JobTotal:
-        mine = self._guard.narrowed(query)
-        if mine is None:
-            return JobTotal(0, exact=True)
-        mine = replace(mine, before=None, since=None, oldest_first=False, limit=MAX_COUNTED + 1)
-        if replace(mine, states=(), tenant=None) == JobQuery(limit=mine.limit):
-            tally = await self._store.tally(mine.tenant)
-            states = mine.states or tuple(JobState)
-            return JobTotal(sum(tally.get(state, 0) for state in set(states)), exact=True)
-        found = len(await self._store.find(mine))
-        return JobTotal(min(found, MAX_COUNTED), found <= MAX_COUNTED)
-
     async def counts(self) -> JobCounts:
         tenant = self._guard.caller.tenant
         topics = self._services.statistics.open_by_topic(tenant)
@@ -221,10 +249,6 @@ class LocalEngineApi:
     async def timeline(self, minutes: int = 60, topic: str | None = None) -> Timeline:
         check_number("minutes", minutes, 1, MAX_MINUTES)
         return self._services.statistics.timeline(minutes, self._guard.caller.tenant, topic)
-
-    async def history(self, job_id: str) -> list[Transition]:
-        await self.get(job_id)
-        return await self._store.history(job_id)
 
     async def why(self, job_id: str) -> str:
         job = await self.get(job_id)
@@ -241,7 +265,7 @@ class LocalEngineApi:
             case JobState.DISPATCHED | JobState.RUNNING:
                 return self._what_happens(job)
             case _:
-                return _how_it_ended(job)
+                return how_it_ended(job)
 
     def _why_waiting(self, job: Job) -> str:
         if (doubt := self._open_jobs.doubtful.get(job.seq)) is not None:
@@ -330,22 +354,6 @@ class LocalEngineApi:
                 known = await self._store.get_many(wanted)
                 found = [self._guard.shown(known.get(job_id), job_id) for job_id in wanted]
                 wanted = [retry for job in found if (retry := jobs.find(job)) is not None]
-
-    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
-        await self.get(job_id)
-        return await self._store.read_log(job_id, after, limit)
-
-    async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
-        await self.get(job_id)
-        return await self._store.read_steps(job_id, query)
-
-    async def count_steps(self, job_id: str) -> list[StepCount]:
-        await self.get(job_id)
-        return await self._store.count_steps(job_id)
-
-    async def count_children(self, job_id: str) -> dict[JobState, int]:
-        job = await self.get(job_id)
-        return await self._store.count_children(chain_of(job.request), self._guard.caller.tenant)
 
     async def follow(
         self, job_id: str, after_log: int | None = 0, after_move: int | None = None
@@ -490,7 +498,7 @@ class LocalEngineApi:
             held=len(open_jobs.held),
             workers=len(open_jobs.roster.workers),
             finished=open_jobs.finished,
-            awaiting_approval=len(open_jobs.parked),
+            awaiting_approval=len(open_jobs.awaiting_approval),
             paused_pools=tuple(sorted(open_jobs.roster.paused)),
             paused_topics=paused,
             models=models,
@@ -614,7 +622,7 @@ def _in_order(ended: Mapping[str, Job]) -> list[Ended]:
     return answer
 
 
-def _how_it_ended(job: Job) -> str:
+def how_it_ended(job: Job) -> str:
     said = f"it ended {job.state}"
     if job.result is not None and job.result.error_message:
         said += f": {job.result.error_message}"

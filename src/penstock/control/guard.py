@@ -253,16 +253,20 @@ class KeyRegistry:
         self.sessions = BrowserSessions(store, clock, f"owner {self._owner[:16]}", self._holder)
 
     async def load(self) -> None:
-        """Load the stored keys."""
+        """Load the stored keys and browser sessions."""
+        await self.load_keys()
+        await self.sessions.load()
+
+    async def load_keys(self) -> None:
         facts = await self.store.recall_all(_FACTS)
-        self.known = {}
+        loaded = {}
         for name, value in facts.items():
             try:
                 known = msgspec.json.decode(value, type=_Stored)
             except msgspec.DecodeError:
                 raise StoreCorrupt(f"the stored {name} can't be read") from None
-            self.known[known.key.key_id] = known
-        await self.sessions.load()
+            loaded[known.key.key_id] = known
+        self.known = loaded
 
     def authenticate(self, token: str) -> Caller:
         """The caller of a token. Raises NotAuthenticated."""

@@ -49,7 +49,7 @@ class OpenJobs:
         """Waiting jobs, by seq, that the safety kernel must be shown."""
         self.unread: dict[int, None] = {}
         """Waiting jobs, by seq, that it must be shown once their records are read again."""
-        self.parked: dict[int, Job] = {}
+        self.awaiting_approval: dict[int, Job] = {}
         """Jobs that wait for people's approval, by seq."""
         self.dependencies = Dependencies()
         self.families = Families()
@@ -159,12 +159,12 @@ class OpenJobs:
     def _hear_of_hold(self, job: Job, event: JobEvent) -> None:
         seq = job.seq
         if event is JobEvent.PARK:
-            self.park(job)
-        elif seq in self.parked:
-            self.parked[seq] = job
+            self.await_approval(job)
+        elif seq in self.awaiting_approval:
+            self.awaiting_approval[seq] = job
             if job.hold is not None and job.hold.approved:
                 # By the rules that are in force when it goes, not when it was asked for.
-                self.unjudged[seq] = self.parked.pop(seq)
+                self.unjudged[seq] = self.awaiting_approval.pop(seq)
 
     def _leave(self, job: Job) -> None:
         job_id, seq = job.request.job_id, job.seq
@@ -184,7 +184,7 @@ class OpenJobs:
                 self._release_parents(job.request)
             self.unjudged.pop(seq, None)
             self.unread.pop(seq, None)
-            self.parked.pop(seq, None)
+            self.awaiting_approval.pop(seq, None)
             self.doubtful.pop(seq, None)
             self.limiter.wait_no_more(seq)
             if seq in self.dependencies.members:
@@ -210,12 +210,12 @@ class OpenJobs:
     def _rank(self, job: Job) -> float | None:
         return self.families.rank(job) if ends_with_parent(job.request) else None
 
-    def park(self, job: Job) -> None:
+    def await_approval(self, job: Job) -> None:
         """Let a job wait for people."""
         assert job.hold is not None
         self.doubtful.pop(job.seq, None)
         self.unread.pop(job.seq, None)
-        self.parked[job.seq] = job
+        self.awaiting_approval[job.seq] = job
         heapq.heappush(self._expiries, (job.hold.until, job.seq))
 
     def next_expiry(self) -> float | None:
@@ -223,25 +223,25 @@ class OpenJobs:
         expiries = self._expiries
         while expiries:
             until, seq = expiries[0]
-            job = self.parked.get(seq)
+            job = self.awaiting_approval.get(seq)
             if job is not None and job.hold is not None and job.hold.until == until:
                 return until
             heapq.heappop(expiries)
         return None
 
     def take_expired(self, now: float, most: int) -> list[Job]:
-        """Jobs whose hold has ended; they are parked no more."""
+        """Jobs whose hold has ended; they no longer await approval."""
         expired: list[Job] = []
         while len(expired) < most and (until := self.next_expiry()) is not None and until <= now:
             _, seq = heapq.heappop(self._expiries)
-            expired.append(self.parked.pop(seq))
+            expired.append(self.awaiting_approval.pop(seq))
         return expired
 
     def judge_again(self, job: Job) -> None:
         """What was decided about a waiting job was overtaken: begin anew with this record."""
         if job.state in WAITING:
             self.backlog.discard(job.seq)
-            self.parked.pop(job.seq, None)
+            self.awaiting_approval.pop(job.seq, None)
             self.unjudged[job.seq] = job
 
     def judge_all_again(self) -> None:
@@ -252,8 +252,8 @@ class OpenJobs:
             job = self.held[job_id]
             self.unread.pop(job.seq, None)
             self.backlog.add(job, self._now(), order=self._rank(job))
-        self.unjudged.update(self.parked)
-        self.parked.clear()
+        self.unjudged.update(self.awaiting_approval)
+        self.awaiting_approval.clear()
         for seq in self.unjudged:
             self.unread.pop(seq, None)
 
@@ -273,7 +273,7 @@ class OpenJobs:
                 self.unread[seq] = None
 
     def _has_place(self, seq: int) -> bool:
-        return seq in self.unjudged or seq in self.parked or seq in self.backlog
+        return seq in self.unjudged or seq in self.awaiting_approval or seq in self.backlog
 
     def waits(self, seq: int) -> bool:
         """Whether a job is with no worker, or with none any more."""
@@ -308,7 +308,7 @@ class OpenJobs:
         return _Expected(self.coming, self.limiter, requests)
 
     def _with_records(self) -> list[Job]:
-        return [*self.unjudged.values(), *self.parked.values()]
+        return [*self.unjudged.values(), *self.awaiting_approval.values()]
 
     # -- held ---------------------------------------------------------------------
 
@@ -406,8 +406,8 @@ class OpenJobs:
 
     def why(self, job: Job, now: float) -> str | None:
         """What holds a waiting job back, in a sentence, if it is not its time or the workers."""
-        if (parked := self.parked.get(job.seq)) is not None and parked.hold is not None:
-            return why_held(parked.hold)
+        if (known := self.awaiting_approval.get(job.seq)) is not None and known.hold is not None:
+            return why_held(known.hold)
         if (parents := self.dependencies.why(job.seq, self._state_of)) is not None:
             return parents
         if (doom := self.families.doomed.get(job.seq)) is not None:

@@ -512,8 +512,8 @@ def effect_of(
 
 
 def _terms(terms: ApprovalTerms) -> str:
-    who = f"of {', '.join(terms.approvers)}" if terms.approvers else "with the role"
-    own = ", even their own" if terms.self_approval else ""
+    who = f"of {', '.join(terms.approvers)}" if terms.approvers else "with the role approve"
+    own = ", also their own jobs" if terms.self_approval else ""
     return f"by {terms.needed} {who}{own}, within {say_duration(terms.expires)}"
 
 

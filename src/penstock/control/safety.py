@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from penstock.control.approvals import expiry, is_current, lifted, park, refusal
+from penstock.control.approvals import await_approval, expiry, is_current, lifted, refusal
 from penstock.control.dependencies import has_parents
 from penstock.control.intake import cancellation
 from penstock.control.open_jobs import OpenJobs
@@ -371,13 +371,13 @@ class Judge:
             if has_parents(job.request):
                 self._open_jobs.dependencies.admit(job)  # if a parent fails, no approval is needed
             if hold is None or not is_current(hold, verdict, job.request):
-                judged.moves.append(park(job, verdict, now))
+                judged.moves.append(await_approval(job, verdict, now))
                 return
             if not hold.approved:
                 if hold.until <= now:
                     judged.moves.append(expiry(job, now))
                 else:
-                    self._open_jobs.park(job)
+                    self._open_jobs.await_approval(job)
                 return
         elif hold is not None and not hold.approved:
             judged.news[job.seq] = News(verdict, lifted(hold))

@@ -12,6 +12,7 @@ import builtins
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -52,6 +53,7 @@ MOST_MISSED = 1000
 _FIRST_RETRY, _LAST_RETRY = 1.0, 300.0
 """Seconds after which a job that could not be submitted is tried again: first, at most."""
 _SET_BACK = 60.0
+_UPCOMING = 5
 _NOT_FOR_ALL = ("idempotency_key", "run_at", "deadline")
 """Fields of a request that can't be right for more than one job."""
 
@@ -89,6 +91,10 @@ class ScheduleState:
             return None
         return self.calendar.next(time)
 
+    def _upcoming(self, next_at: float) -> tuple[float, ...]:
+        assert self.calendar is not None
+        return tuple(islice(self.calendar.after(next_at - 1), _UPCOMING))
+
     @property
     def wakes_at(self) -> float | None:
         return self._due_at if self._retry_at is None else self._retry_at
@@ -117,9 +123,11 @@ class ScheduleState:
                 f"the clock was set back; what is before {iso(kept.done)} was dealt with "
                 "(pause and resume it to begin now)"
             )
+        next_at = self._next(max(kept.done, now))
         return ScheduleView(
             schedule=kept.schedule,
-            next_at=self._next(max(kept.done, now)),
+            next_at=next_at,
+            upcoming=() if next_at is None else self._upcoming(next_at),
             last_at=kept.last_at,
             last_job_id=kept.last_job_id,
             fired=kept.fired,

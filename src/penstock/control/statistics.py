@@ -54,6 +54,8 @@ class _Cell(Struct, omit_defaults=True):
     """Starts by how long the job had waited: see `_step`."""
     waited: float = 0.0
     """Seconds that those had waited together."""
+    open_before: dict[JobState, int] = {}
+    """Unfinished jobs when the minute began, as they had been since the cell before."""
 
 
 _Minute = list[tuple[str, str, _Cell]]
@@ -67,6 +69,8 @@ class Statistics:
         self._store, self._clock = store, clock
         self._open: dict[_Key, dict[JobState, int]] = {}
         """Unfinished jobs by state."""
+        self._began: dict[_Key, dict[JobState, int]] = {}
+        """The same when the minute began that is not over."""
         self._minute = int(clock.now() // _MINUTE)
         self._cells: dict[_Key, _Cell] = {}
         """Of the minute that is not over."""
@@ -101,9 +105,9 @@ class Statistics:
                     counts[before] = counts.get(before, 0) - len(jobs)
                 if not ends:
                     counts[after] = counts.get(after, 0) + len(jobs)
-                    if before is not None and not starts:
-                        continue
                 cell = cells.get(key) or self._cell(key)
+                if not ends and before is not None and not starts:
+                    continue
                 if before is None:
                     cell.submitted += sum(not job.request.retry_number for job in jobs)
                 if starts:
@@ -118,7 +122,9 @@ class Statistics:
         if len(self._cells) >= _PAIRS:
             key = _OTHERS
         self._counted.set()
-        return self._cells.setdefault(key, _new_cell())
+        cell = self._cells.setdefault(key, _new_cell())
+        cell.open_before = self._began.get(key, {})
+        return cell
 
     def _turn(self) -> None:
         """Begin another minute if the last one is over."""
@@ -130,11 +136,15 @@ class Statistics:
             _add(self._earlier, cell)
         self._minute, self._cells = minute, {}
         self._open = {key: counts for key, counts in self._open.items() if any(counts.values())}
+        self._began = self._open_now()
         for old in [one for one in self._past if one <= minute - KEPT_MINUTES]:
             del self._past[old]
             self._unstored[f"{_FACTS}{old}"] = None
 
     def _seal(self) -> None:
+        if (others := self._cells.get(_OTHERS)) is not None:
+            apart = [counts for key, counts in self._began.items() if key not in self._cells]
+            others.open_before = _added(apart)
         if self._cells:
             cells: _Minute = [(*key, cell) for key, cell in self._cells.items()]
             self._past[self._minute] = value = msgspec.json.encode(cells)
@@ -156,6 +166,7 @@ class Statistics:
         for job in jobs:
             counts = self._open.setdefault((job.request.tenant, job.request.topic), {})
             counts[job.state] = counts.get(job.state, 0) + 1
+        self._began = self._open_now()
 
     async def run(self) -> None:
         try:
@@ -191,21 +202,36 @@ class Statistics:
             if any(counts.values())
         }
 
+    def _open_now(self) -> dict[_Key, dict[JobState, int]]:
+        return {
+            key: present
+            for key, counts in self._open.items()
+            if (present := {state: n for state, n in counts.items() if n})
+        }
+
     def timeline(self, minutes: int, tenant: str | None, topic: str | None) -> Timeline:
         self._turn()
         first = self._minute - minutes + 1
         total, failures = _new_cell(), Counter[_Key]()
+
+        def asked(key: _Key) -> bool:
+            return tenant in (None, key[0]) and (topic is None or fnmatchcase(key[1], topic))
+
         points = []
-        for minute in range(first, self._minute + 1):
-            cell = _new_cell()
-            for whose, name, one in self._cells_of(minute):
-                if tenant in (None, whose) and (topic is None or fnmatchcase(name, topic)):
+        opened = {key: counts for key, counts in self._open_now().items() if asked(key)}
+        for minute in range(self._minute, first - 1, -1):
+            cell, open_jobs, before = _new_cell(), _added(opened.values()), {}
+            for *key, one in self._cells_of(minute):
+                if asked(which := (key[0], key[1])):
+                    before[which] = one.open_before
                     _add(cell, one)
-                    failures.update({(name, code): n for code, n in one.failures.items()})
+                    failures.update({(which[1], code): n for code, n in one.failures.items()})
+            opened = before if _OTHERS in before else opened | before
             _add(total, cell)
-            points.append(_point(minute * _MINUTE, cell))
+            points.append(_point(minute * _MINUTE, cell, open_jobs))
         reasons = [FailureCount(*key, count) for key, count in failures.most_common(100)]
-        return Timeline(tuple(points), _point(first * _MINUTE, total), tuple(reasons))
+        whole = _point(first * _MINUTE, total, points[0].open)
+        return Timeline(tuple(reversed(points)), whole, tuple(reasons))
 
     def activity(self) -> Activity:
         """Since the engine started."""
@@ -297,13 +323,21 @@ def _add_counts(counts: dict[K, int], others: Mapping[K, int]) -> None:
         counts[key] = counts.get(key, 0) + count
 
 
-def _point(at: float, cell: _Cell) -> TimelinePoint:
+def _added(counts: Iterable[Mapping[K, int]]) -> dict[K, int]:
+    total: dict[K, int] = {}
+    for one in counts:
+        _add_counts(total, one)
+    return total
+
+
+def _point(at: float, cell: _Cell, open_jobs: dict[JobState, int]) -> TimelinePoint:
     return TimelinePoint(
         at=at,
         submitted=cell.submitted,
         started=cell.started,
         retried=cell.retried,
         ended=cell.ended,
+        open=open_jobs,
         wait_p50=_quantile(cell.waits, 0.5),
         wait_p99=_quantile(cell.waits, 0.99),
     )

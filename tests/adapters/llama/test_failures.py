@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.llama import failures
-from penstock.adapters.llama.machine import memory_kills, memory_limit_of
+from penstock.adapters.llama.machine import Size, memory_kills, memory_limit_of
 from penstock.adapters.llama.process import EngineSpec
-from penstock.adapters.llama.sizing import Size
 from penstock.workloads.llm.values import LlmCode
 
 PURPOSE = EngineSpec(

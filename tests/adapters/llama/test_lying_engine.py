@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from penstock.adapters.llama.engine import Engine
+from penstock.adapters.llama.machine import Size
 from penstock.adapters.llama.process import EngineSpec
-from penstock.adapters.llama.sizing import Size
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import CompletionRequest, LlmCode, LlmFailure
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.adapters.llama import pool
 from penstock.adapters.llama.engine import Engine
+from penstock.adapters.llama.machine import Size
 from penstock.adapters.llama.pool import ModelPool
 from penstock.adapters.llama.process import EngineSpec
-from penstock.adapters.llama.sizing import Size
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import EngineUnavailable, LlmCode, LlmFailure

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.adapters.llama import child, process
+from penstock.adapters.llama.machine import Size
 from penstock.adapters.llama.process import EngineProcess, EngineSpec
-from penstock.adapters.llama.sizing import Size
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import LlmFailure
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.llama.machine import Machine
-from penstock.adapters.llama.sizing import embedding_size_of, shown, size_of
+from penstock.adapters.llama.machine import Machine, embedding_size_of, shown, size_of
 from penstock.models.facts import GgufFacts
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.values import LlmCode, LlmFailure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from penstock.adapters.llama.slots import Slots
+from penstock.adapters.llama.engine import Slots
 from penstock.testing.aio import run_async
 
 

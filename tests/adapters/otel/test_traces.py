@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from msgspec import Struct
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
+from tests.support.nats import NatsServer, working
 
 import penstock
+from penstock.adapters.link.address import Address
+from penstock.app.engine import Engine
+from penstock.app.worker_process import WorkerProcess
+from penstock.config import Settings, load
 from penstock.core.errors import InvalidRequest, JobFailed
 from penstock.core.job import RetryPolicy
 from penstock.core.trace import TraceParent
+from penstock.testing.aio import run_async
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -97,6 +106,66 @@ def test_a_job_is_a_span_within_the_callers_trace(tmp_path: Path, collector: Col
     about = {one.key: one.value.string_value for one in whole.attributes}
     assert about["penstock.job.state"] == "SUCCEEDED"
     assert collector.services == {"penstock"}
+
+
+@asynccontextmanager
+async def linked(app: penstock.App, settings: Settings) -> AsyncIterator[None]:
+    """A worker over the link, as one in another process."""
+    site = WorkerProcess(app, Address(path=settings.socket), settings, worker_id="w-1")
+    running = asyncio.create_task(site.run())
+    await site.welcomed()
+    yield
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("way", ["link", "bus"])
+@run_async
+async def test_the_header_of_an_http_call_reaches_workers_and_children_over(
+    way: str, tmp_path: Path, collector: Collector
+) -> None:
+    app, seen = penstock.App(), {}
+
+    @app.job("job.child", ctx=True)
+    async def child(ctx: penstock.Context) -> None:
+        seen["child"] = ctx.traceparent
+
+    @app.job("job.parent", ctx=True)
+    async def parent(ctx: penstock.Context) -> None:
+        seen["parent"] = ctx.traceparent
+        await (await child.asubmit()).aresult()
+
+    flags: dict[str, Any] = {
+        "data_dir": str(tmp_path / "data"),
+        "http.listen": "127.0.0.1:0",
+        "telemetry.otlp_endpoint": collector.url,
+    }
+    nats = NatsServer(tmp_path) if way == "bus" else None
+    if nats is not None:
+        flags["bus.url"] = nats.url
+    settings = load(environ={}, flags=flags)
+    worker = working if nats is not None else linked
+    try:
+        async with Engine(settings) as engine, worker(app, settings):
+            token = settings.token_file.read_text().strip()
+            headers = {"Authorization": f"Bearer {token}", "traceparent": CALLER}
+            async with httpx2.AsyncClient(headers=headers) as http:
+                body = {"topic": "job.parent"}
+                job = (await http.post(f"{engine.url}/v1/jobs", json=body)).json()
+            await engine.api.wait(job["job_id"], 20)
+    finally:
+        if nats is not None:
+            nats.kill()
+    caller = TraceParent.parse(CALLER)
+    assert caller is not None
+    outer, inner = collector.one("job job.parent"), collector.one("job job.child")
+    assert {outer.trace_id.hex(), inner.trace_id.hex()} == {caller.trace_id}
+    assert outer.parent_span_id.hex() == caller.span_id
+    runs = {span.parent_span_id: span for span in collector.spans if span.name == "attempt 1"}
+    assert inner.parent_span_id == runs[outer.span_id].span_id
+    for name, whole in (("parent", outer), ("child", inner)):
+        run = runs[whole.span_id]
+        assert seen[name] == f"00-{caller.trace_id}-{run.span_id.hex()}-01"
 
 
 def test_a_child_and_its_retry_belong_to_the_trace_of_the_parent(

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from penstock.core.job import Job, JobResult, Unique
 from penstock.core.journal import Transition
 from penstock.core.ledger import Accept
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.query import is_parked, matches
+from penstock.ports.query import is_awaiting_approval, matches
 from penstock.ports.rows import FIRST_FINAL, STATE_CODES, Record, Result
 from penstock.ports.store import AuditEntry, AuditQuery, Durability, JobQuery, LogLine
 from penstock.testing.aio import run_async
@@ -504,7 +505,7 @@ def as_before_the_ledger(path: Path, jobs: list[Job], logs: list[list[Transition
                 "result": None if result is None else encode(result),
                 "verdict": None if job.verdict is None else encode(job.verdict),
                 "hold": None if job.hold is None else encode(job.hold),
-                "parked": 1 if is_parked(job) else None,
+                "parked": 1 if is_awaiting_approval(job) else None,
             }
             places = ", ".join(f":{name}" for name in row)
             old.execute(f"INSERT INTO job ({', '.join(row)}) VALUES ({places})", row)
@@ -707,6 +708,30 @@ async def test_a_file_that_was_never_filled_is_told_to_a_reader_and_taken_by_an_
     with pytest.raises(StoreFailed, match="holds nothing yet") as refused:
         await reader.open(own=False)
     assert refused.value.code == "STORE_FAILED"
+    owner = SqliteBackend(path)
+    await owner.open()
+    await owner.close()
+
+
+KILLED_AT_ITS_START = """
+import os, sys, apsw
+made = apsw.Connection(sys.argv[1])
+made.pragma("cache_size", 1)
+made.execute("BEGIN; CREATE TABLE job (data)")
+made.executemany("INSERT INTO job VALUES (?)", ((b"x" * 4000,) for _ in range(200)))
+os.kill(os.getpid(), 9)
+"""
+
+
+@run_async
+async def test_a_file_whose_maker_was_killed_amid_its_tables_is_told_and_taken_by_an_engine(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.db"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", KILLED_AT_ITS_START, path])
+    assert (tmp_path / "a.db-journal").exists()
+    with pytest.raises(StoreFailed, match="holds nothing yet"):
+        await SqliteBackend(path).open(own=False)
     owner = SqliteBackend(path)
     await owner.open()
     await owner.close()

@@ -79,7 +79,7 @@ from penstock.ports.bus import (
     jobs_of,
 )
 from penstock.ports.engine_api import OWNER, PARTS, Caller, KeyRole
-from penstock.ports.process import ENGINE_TIMEOUT, close_in_children, fileno_of
+from penstock.ports.process import ENGINE_TIMEOUT, bind_unix, close_in_children, fileno_of
 from penstock.ports.shared_state import SharedState
 from penstock.ports.tls import Tls
 
@@ -138,7 +138,7 @@ class RemoteAccess(Protocol):
 class _Grant:
     """What a connection may do."""
 
-    methods: Mapping[str, _Method]
+    methods: Mapping[str, Method]
     worker_id: str | None = None
     """Whose part of the bus it has; "" has none of it, None all."""
     is_current: Callable[[], bool] = lambda: True
@@ -164,7 +164,7 @@ class LinkServer:
             for upload in (blobs.write_part, blobs.finish_upload, blobs.drop_upload):
                 for_workers[f"{BLOBS}.{upload.__name__}"] = upload
         self._for_workers = _methods_of(for_workers)
-        self._owner = _Grant({**_api_methods(api), **self._for_workers})
+        self._owner = _Grant({**api_methods(api), **self._for_workers})
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
         self._unauthenticated: dict[_Connection, None] = {}
@@ -274,9 +274,9 @@ class LinkServer:
         return _Grant(methods, worker_id, is_valid, hello.boot)
 
     @lru_cache(maxsize=256)  # noqa: B019  (it lives as long as the engine)
-    def _methods_for(self, caller: Caller) -> Mapping[str, _Method]:
+    def _methods_for(self, caller: Caller) -> Mapping[str, Method]:
         assert self._keys is not None
-        return _api_methods(self._keys.api_for(caller))
+        return api_methods(self._keys.api_for(caller))
 
     def authenticated(self, connection: _Connection) -> None:
         self._unauthenticated.pop(connection, None)
@@ -327,22 +327,6 @@ class _Renewal:
 
     async def renew(self, request: bytes) -> bytes:
         return await self._remote.renew(self._worker_id, request)
-
-
-def bind_unix(path: str) -> socket.socket:
-    """A Unix socket that only this user can open, from its first moment on."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)  # of the whole process: nothing may suspend until it is set back
-    try:
-        bound.bind(path)
-    except BaseException:
-        bound.close()
-        raise
-    finally:
-        os.umask(mask)
-    return bound
 
 
 class _Connection:
@@ -504,7 +488,7 @@ class _Connection:
 
         return forward
 
-    def _submit(self, call: Call, begin: _Method) -> None:
+    def _submit(self, call: Call, begin: Method) -> None:
         """Answer the most frequent call, without a task."""
         try:
             begun, read = begin(call.params)
@@ -590,7 +574,7 @@ _CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as SO_PEERCRED has them."""
 
 
-class _Method:
+class Method:
     """Calls a handler with parameters checked against its signature."""
 
     def __init__(self, handler: Callable[..., Any]) -> None:
@@ -620,11 +604,11 @@ def _decoder(function: Callable[..., Any], is_bound: bool) -> Callable[[Raw], An
     return cast("Callable[[Raw], Any]", msgspec.msgpack.Decoder(arguments).decode)
 
 
-def _methods_of(handlers: Mapping[str, Callable[..., Any]]) -> dict[str, _Method]:
-    return {name: _Method(handler) for name, handler in handlers.items()}
+def _methods_of(handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Method]:
+    return {name: Method(handler) for name, handler in handlers.items()}
 
 
-def _api_methods(api: object) -> dict[str, _Method]:
+def api_methods(api: object) -> dict[str, Method]:
     handlers = _public(api)
     if (begin := getattr(api, "begin_submit", None)) is not None:
         handlers[_BEGIN_SUBMIT] = begin

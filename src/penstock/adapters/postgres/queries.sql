@@ -104,6 +104,17 @@ SELECT page, strides FROM {schema}.journal WHERE page > $1 ORDER BY page;
 -- name: some_pages_after
 SELECT page, strides FROM {schema}.journal WHERE page > $1 ORDER BY page LIMIT 50;
 
+-- name: followed
+SELECT coalesce((SELECT value FROM {schema}.mark WHERE name = 'replayed'), 0),
+    coalesce((SELECT epoch FROM {schema}.owner WHERE shard = 0), 0);
+
+-- name: open_by_seq
+SELECT {job} FROM {schema}.job WHERE seq = ANY ($1::bigint[]);
+
+-- name: count_open
+SELECT tenant, topic, state, count(*) FROM {schema}.job
+WHERE seq <> ALL ($1::bigint[]) GROUP BY tenant, topic, state;
+
 -- name: counts
 SELECT tenant, state, sum(count)::bigint FROM {schema}.tally
 GROUP BY tenant, state HAVING sum(count) <> 0;

@@ -63,6 +63,7 @@ from penstock.ports.store import (
     JournalPages,
     LogLine,
     Mismatch,
+    Newer,
     Opened,
     Pruned,
     StepCount,
@@ -84,7 +85,7 @@ _PRUNED_STEPS = 2000
 """Checkpointed rows that one transaction removes at most."""
 _WALK = 1000
 """Rows that the search for old jobs reads at once."""
-_LOST = (*UNREACHABLE, asyncpg.InterfaceError, OSError)
+_LOST = (*UNREACHABLE, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """The connection broke: whether a statement was executed is unknown."""
 
 
@@ -218,7 +219,7 @@ class PostgresBackend:
                     renewed = await db.fetchval(
                         self._sql["renew"], *owner, self._lease, timeout=self._lease
                     )
-                except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                except (asyncpg.PostgresError, *_LOST) as error:
                     log.warning("can't renew the lease of %s: %s", self.at.name, error)
                     if db is not None:
                         db.terminate()
@@ -282,7 +283,7 @@ class PostgresBackend:
         fence = self._fence
         try:
             yield
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (asyncpg.PostgresError, *_LOST, TimeoutError) as error:
             ours = translated(error, self.at)
             if isinstance(ours, NotOwner) and fence != self._fence:
                 ours = StoreFailed(f"the connection to {self.at.name} was lost meanwhile")
@@ -509,6 +510,23 @@ class PostgresBackend:
     async def refers(self, tenant: str, pointer: str) -> bool:
         name = pointer.partition(";")[0]
         return bool((await self._fetch("refers", tenant, name))[0][0])
+
+    async def newer(self, epoch: int, page: int) -> Newer:
+        async with self._reading(one_state=True) as db:
+            replayed, owned = await db.fetchrow(self._sql["followed"])
+            begin = max(page, replayed) if owned == epoch else replayed
+            found = await db.fetch(self._sql["pages_after"], begin)
+            pages = [(number, decode_page(strides)) for number, strides in found]
+            seqs = {seq for _, strides in pages for each in strides for seq in each.seqs}
+            rows_of = await db.fetch(self._sql["open_by_seq"], seqs) if seqs else ()
+        return Newer(owned, replayed, pages, {row[0]: rows.read_job(row) for row in rows_of})
+
+    async def count_open(self, skip: Collection[int]) -> list[tuple[str, str, JobState, int]]:
+        found = await self._fetch("count_open", [*skip])
+        return [(tenant, topic, rows.STATES[code], n) for tenant, topic, code, n in found]
+
+    async def count_ended(self) -> Counts:
+        return _counts(await self._fetch("counts"))
 
     async def miscounted(self) -> list[Mismatch]:
         async with self._reading(one_state=True) as db:

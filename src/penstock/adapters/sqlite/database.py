@@ -95,13 +95,13 @@ def open_reader(path: Path, schema: Schema) -> apsw.Connection:
     with storage_errors(path):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(5000)
-        connection.pragma("cache_size", -16_384)
-        if _is_empty(connection):
+        if _is_unfinished(connection):
             connection.close()
             raise StoreFailed(
                 f"{path} holds nothing yet: the process that made it was killed at its start",
                 hint="start an engine on it once",
             )
+        connection.pragma("cache_size", -16_384)
         _check_ours(connection, path, schema)
         if connection.pragma("user_version") < len(schema.migrations()):
             raise StoreFailed(
@@ -135,6 +135,17 @@ def _is_empty(connection: apsw.Connection) -> bool:
     """Whether it is a file in which no engine, and nobody else, has written anything."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     return not (tables or connection.pragma("user_version"))
+
+
+def _is_unfinished(connection: apsw.Connection) -> bool:
+    """Whether its maker was killed before it wrote anything for good. What it had begun then has a
+    rollback journal, which a reader can't roll back; in WAL mode, as later, there is none."""
+    try:
+        return _is_empty(connection)
+    except apsw.ReadOnlyError as error:
+        if getattr(error, "extendedresult", 0) != apsw.SQLITE_READONLY_ROLLBACK:
+            raise
+        return True
 
 
 def _check_ours(connection: apsw.Connection, path: Path, schema: Schema) -> None:

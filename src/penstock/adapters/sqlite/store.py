@@ -71,8 +71,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SHORT = 64
-"""Jobs, steps and lines up to which a commit is waited for in the event loop."""
+_SHORT = 8
+"""Jobs, steps and lines up to which a commit is waited for in the event loop: with more, and just
+after it, others have something to do meanwhile."""
 _SLOW = 0.005
 """Seconds of a flush beyond which it is waited for in a thread."""
 _LONG = 5000
@@ -132,6 +133,8 @@ class SqliteBackend:
         self.path = path
         self.durability = durability
         self._slow_disk, self._max_log_lines = slow_disk, max_log_lines
+        self._crowd = 0
+        """Jobs, steps and lines of the last commits; the older, the less they count."""
         self._flushes: deque[float] = deque([0.0], maxlen=8)
         """Seconds that the last flushes of small commits took."""
         self._sql = load_queries()
@@ -212,7 +215,8 @@ class SqliteBackend:
             lines = await self._in_thread(lambda: self._flush(stage()))
         else:
             lines = stage()
-            if size > _SHORT:
+            self._crowd = max(size, self._crowd // 2)
+            if self._crowd > _SHORT:
                 await self._in_thread(partial(self._flush, lines))
             elif self._is_slow():
                 await self._in_thread(partial(self._flush_timed, lines))

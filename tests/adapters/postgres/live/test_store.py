@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.conformance.test_store import same_answers, some_changes
+from tests.conformance.test_store import same_answers, some_changes, some_query
 from tests.support.postgres import PostgresServer
 
 from penstock.adapters.memory.store import MemoryBackend
 from penstock.adapters.postgres.store import PostgresBackend
+from penstock.control.follower import Follower
 from penstock.control.ledger import Ledger
 from penstock.ports.store import Backend, Opened
 from penstock.testing.aio import run_async
@@ -98,3 +99,33 @@ async def test_it_finds_the_same_as_the_backend_in_memory(url: str, seed: int) -
     assert await memory.events(0, 10_000) == await database.events(0, 10_000)
     assert (await database.verify()).mismatches == ()
     await database.close()
+
+
+@pytest.mark.parametrize("replay", [1, 4, 1000])
+@run_async
+async def test_a_follower_reads_what_the_owner_does(
+    url: str, replay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the owner brings rows up to date, and however seldom the follower looks."""
+    monkeypatch.setattr("penstock.control.ledger._REPLAY_PAGES", replay)
+    chance = random.Random(replay)
+    changes = some_changes(chance, 120)
+    owner = Ledger(PostgresBackend(url, lease=0))
+    await owner.open()
+    backend = PostgresBackend(url)
+    follower, behind = Follower(backend), 0
+    for change in changes:
+        await owner.apply([change])
+        behind += bool(owner.lagging)
+        if chance.random() < 0.3:
+            query = some_query(chance, 120)
+            assert await follower.find(query) == await owner.find(query)
+            assert await follower.get("j007") == await owner.get("j007")
+            assert await follower.fetch(range(50)) == await owner.fetch(range(50))
+    assert replay == 1 or behind > 50
+    assert await same_answers(owner, follower, chance) > 300
+    await owner.close()
+    owner = Ledger(PostgresBackend(url, lease=0))
+    assert await same_answers(owner, follower, chance) > 300
+    await owner.close()
+    await follower.close()
