@@ -19,8 +19,7 @@ from penstock.core.errors import (
     StoreFailed,
     StoreFull,
 )
-from penstock.models.staging import staging
-from penstock.models.store import ModelStore
+from penstock.models.store import ModelStore, staging
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from msgspec import Struct
 
 from penstock.core.errors import Unavailable
-from penstock.models.staging import FULL, Progress, check_space, copy, exclusive
+from penstock.models.store import FULL, Progress, check_space, copy, exclusive
 from penstock.models.values import LlmCode, LlmFailure
 
 _TIMEOUT = 30.0

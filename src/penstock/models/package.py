@@ -23,8 +23,7 @@ from penstock.core.errors import Unavailable
 from penstock.models.download import HttpRefused, Remote, damaged, fetch, get, reason_of
 from penstock.models.facts import GgufFacts
 from penstock.models.gguf import SUFFIX
-from penstock.models.staging import Progress, check_space, copy, staging, writing
-from penstock.models.store import ModelStore
+from penstock.models.store import ModelStore, Progress, check_space, copy, staging, writing
 
 _PYPI = "https://pypi.org/simple"
 _JSON = "application/vnd.pypi.simple.v1+json"

@@ -15,8 +15,7 @@ from penstock.core.errors import InvalidRequest, NotFound, NotPermitted, Unavail
 from penstock.models.download import HttpRefused, Remote, describe, fetch, get, reason_of
 from penstock.models.facts import GgufFacts, is_projector, name_for, read_facts
 from penstock.models.gguf import SUFFIX, Malformed, part_name, part_paths, stem_of
-from penstock.models.staging import Progress, staging, writing
-from penstock.models.store import ModelStore, joint_digest
+from penstock.models.store import ModelStore, Progress, joint_digest, staging, writing
 
 DEFAULT = "smollm2"
 """The small model that needs no account and no hub."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.openai.batch_format import OpenAiBatchFormat
+from penstock.api.openai.batches import OpenAiBatchFormat
 from penstock.core.errors import InvalidRequest
 from penstock.testing.aio import run_async
 from penstock.workloads.llm import batch_lines
@@ -29,12 +29,8 @@ def reader(content: bytes) -> Read:
     return read
 
 
-async def raw(content: bytes, longest: int = 100, **span: int) -> list[RawLine]:
-    return [line async for line in raw_lines(reader(content), longest, **span)]
-
-
-async def lines(content: bytes, longest: int = 100) -> list[tuple[int, bytes]]:
-    return [(line.number, line.data) for line in await raw(content, longest)]
+async def lines(content: bytes, longest: int = 100) -> list[RawLine]:
+    return [line async for line in raw_lines(reader(content), longest)]
 
 
 @given(TEXT.map(b"".join), st.integers(1, 7))
@@ -51,19 +47,6 @@ async def test_lines_are_the_same_wherever_a_part_ends(content: bytes, part: int
         for number, line in there
         if not line.strip() and number < last and (number == 1 or there[number - 2][1].strip())
     ]
-
-
-@given(TEXT.map(b"".join), st.booleans(), st.integers(1, 7))
-@run_async
-async def test_each_line_can_be_read_again_by_its_place(
-    content: bytes, has_mark: bool, part: int
-) -> None:
-    content = (b"\xef\xbb\xbf" if has_mark else b"") + content
-    with patch.object(batch_lines, "_PART", part):
-        for line in await raw(content):
-            if line.data:
-                span = {"first": line.number, "at": line.at, "end": line.end}
-                assert await raw(content, **span) == [line]
 
 
 @pytest.mark.parametrize("content", [b"x" * 101, b"a\n" + b"x" * 101, b"x" * 300])
@@ -122,6 +105,6 @@ def test_a_line_that_breaks_the_format_is_one_more_wrong_line() -> None:
 async def test_one_long_line_takes_time_in_proportion_to_its_length() -> None:
     content = b"x" * (60 << 20)
     began = time.process_time()
-    (line,) = await raw(content, len(content))
+    (line,) = await lines(content, len(content))
     assert len(line.data) == len(content)
     assert time.process_time() - began < 3, "it took 10 s when each part copied all before it"

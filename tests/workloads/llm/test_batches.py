@@ -270,7 +270,7 @@ async def test_no_more_jobs_than_allowed_are_in_the_queue_at_a_time(tmp_path: Pa
         home.engine.store.listen(look)
         batch = await home.ended(await home.create(*(a_line(n) for n in range(1000))))
         assert batch.request_counts.completed == 1000
-        assert 200 <= most <= 250
+        assert 200 <= most <= 251, "its lines' jobs, and its own"
 
 
 @run_async

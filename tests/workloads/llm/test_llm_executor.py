@@ -68,6 +68,12 @@ async def test_a_chat_ends_with_its_answer_what_it_took_and_who_answered() -> No
 
 
 @run_async
+async def test_the_log_of_a_job_says_what_of_its_schema_is_not_enforced() -> None:
+    _, ctx = await ran(FakeRunner(), {**CHAT, "schema": {"type": "array", "uniqueItems": True}})
+    assert ctx.logged("warning") == ["not enforced by the schema's grammar: uniqueItems"]
+
+
+@run_async
 async def test_pieces_are_streamed_only_where_the_job_asks_for_it() -> None:
     _, ctx = await ran(FakeRunner(), {**CHAT, "stream": True})
     pieces = [msgspec.json.decode(text, type=Delta) for text in ctx.streamed]

@@ -13,11 +13,11 @@ import pytest
 from tests.support.fake_llm import FakeRunner
 
 from penstock.api.metrics import Figures, Traffic
+from penstock.app import doctor
 from penstock.app.client import Client
 from penstock.app.engine import Engine
 from penstock.app.llm import aask
 from penstock.app.portal import Portal
-from penstock.cli import doctor
 from penstock.cli.engine import EngineRef
 from penstock.config import load
 from penstock.core.errors import Unavailable
@@ -96,7 +96,7 @@ async def test_jobs_wait_for_an_engine_that_is_ill_and_are_told_why(tmp_path: Pa
 @run_async
 async def test_the_doctor_tells_the_state_of_each_engine(tmp_path: Path) -> None:
     async def checks() -> list[tuple[str, str]]:
-        found = [one async for one in doctor.engine_checks(place, place.settings())]
+        found = [one async for one in doctor.engine_checks(str(place.data), place.api)]
         return [(one.what, one.found) for one in found]
 
     runner, place = Ill(), EngineRef(data=str(tmp_path))

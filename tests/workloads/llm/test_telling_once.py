@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.api.openai.splice import StreamSplice
 from penstock.core.errors import Conflict
 from penstock.ports.engine_api import Streamed
 from penstock.workloads.llm.answers import Answer, TextStream
+from penstock.workloads.llm.splice import StreamSplice
 from penstock.workloads.llm.values import Choice, Delta
 
 

@@ -5,43 +5,50 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.spool.spooled import new_workspace, put
 
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.server.running import (
-    FILE,
+from penstock.lifecycles.spool import Status
+from penstock.workloads.spool.disk.job import (
+    ATTEMPTS,
     Attempts,
     Loss,
     count_attempt,
     read_attempts,
 )
 
+JOB = "1736700000_1_0"
+
 
 def test_attempts_are_counted_by_their_cause(tmp_path: Path) -> None:
-    assert read_attempts(tmp_path) == Attempts()
-    count_attempt(tmp_path, Loss.LOST, Sync.NONE)
-    count_attempt(tmp_path, Loss.CRASHED, Sync.NONE)
-    assert count_attempt(tmp_path, Loss.CRASHED, Sync.FULL) == Attempts(crashed=2, lost=1)
-    assert read_attempts(tmp_path).count == 3
-    assert (tmp_path / FILE).read_text().splitlines().count(Loss.CRASHED) == 2
+    workspace = new_workspace(tmp_path)
+    folder = put(workspace, Status.RUNNING, JOB)
+    assert read_attempts(folder) == Attempts()
+    count_attempt(workspace, JOB, Loss.LOST)
+    count_attempt(workspace, JOB, Loss.CRASHED)
+    assert count_attempt(workspace, JOB, Loss.CRASHED) == Attempts(crashed=2, lost=1)
+    assert read_attempts(folder).count == 3
+    assert (folder / ATTEMPTS).read_text().splitlines().count(Loss.CRASHED) == 2
 
 
 def test_what_somebody_else_wrote_there_counts_by_its_lines(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"\xff\nnonsense\n")
+    (tmp_path / ATTEMPTS).write_bytes(b"\xff\nnonsense\n")
     assert read_attempts(tmp_path) == Attempts(lost=2)
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    workspace = new_workspace(tmp_path)
+    folder = put(workspace, Status.RUNNING, JOB)
     (tmp_path / "other").write_text("x\n")
-    (tmp_path / FILE).symlink_to(tmp_path / "other")
-    assert read_attempts(tmp_path) == Attempts()
-    count_attempt(tmp_path, Loss.LOST, Sync.NONE)
+    (folder / ATTEMPTS).symlink_to(tmp_path / "other")
+    assert read_attempts(folder) == Attempts()
+    count_attempt(workspace, JOB, Loss.LOST)
     assert (tmp_path / "other").read_text() == "x\n"
 
 
 @pytest.mark.parametrize(
     ("attempts", "suspect", "reason"),
     [
-        (Attempts(), False, "crashed the engine 0 times"),
+        (Attempts(), False, ""),
         (Attempts(lost=1), False, "lost its server once"),
         (Attempts(lost=2), True, "lost its server twice"),
         (Attempts(crashed=1), True, "crashed the engine once"),

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.support.spool.spooled import StoppedClock, files_of, new_workspace, put, queued
 
-from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, StoreFull
+from penstock.core.errors import Conflict, InvalidRequest, Misconfigured, NotFound, StoreFull
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.client.changes import cancel
-from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.job import read_meta
 from penstock.workloads.spool.disk.peers import Claims
 from penstock.workloads.spool.disk.workspace import Workspace
 
@@ -105,10 +105,11 @@ def test_a_queued_job_that_can_t_be_ended_is_queued_again(
     assert sorted(files_of(workspace.of(Status.QUEUED, job_id))) == ["meta.json", "prompt.txt"]
 
 
-def test_a_thing_that_is_no_job_can_be_cancelled(workspace: Workspace) -> None:
+def test_a_thing_that_is_no_job_can_t_be_cancelled(workspace: Workspace) -> None:
     workspace.of(Status.QUEUED, JOB).symlink_to("nowhere")
-    assert cancel(workspace, JOB) is Status.FAILED
-    assert not os.path.lexists(workspace.of(Status.QUEUED, JOB))
+    with pytest.raises(Conflict, match="is not a folder"):
+        cancel(workspace, JOB)
+    assert os.path.lexists(workspace.of(Status.QUEUED, JOB))
 
 
 def test_of_many_who_cancel_and_claim_each_job_has_one_end(workspace: Workspace) -> None:

@@ -15,8 +15,7 @@ from penstock.core.errors import Conflict, StoreFailed, StoreFull
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk import files
-from penstock.workloads.spool.disk.closing import fail, finish
-from penstock.workloads.spool.disk.meta import Meta, read_meta
+from penstock.workloads.spool.disk.job import Meta, fail, finish, read_meta
 from penstock.workloads.spool.disk.workspace import Workspace
 
 JOB = "1736700000_12345_0"
@@ -147,7 +146,7 @@ _IMPOSTORS: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("place", _IMPOSTORS.values(), ids=_IMPOSTORS)
-def test_what_is_no_folder_fails_as_one_and_what_it_points_to_is_untouched(
+def test_what_is_no_folder_is_not_ended_and_what_it_points_to_is_untouched(
     workspace: Workspace, tmp_path: Path, place: Callable[[Path, Path], object]
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -156,21 +155,9 @@ def test_what_is_no_folder_fails_as_one_and_what_it_points_to_is_untouched(
     place(workspace.of(Status.RUNNING, JOB), elsewhere)
     with pytest.raises(Conflict):
         finish(workspace, JOB, Meta(), {"result.txt": b"r"})
-    fail(workspace, JOB, Meta(), "it is no folder")
-    assert files_of(workspace.of(Status.FAILED, JOB))["error.txt"] == b"it is no folder"
+    with pytest.raises(Conflict):
+        fail(workspace, JOB, Meta(), "it is no folder")
     assert files_of(elsewhere) == {"result.txt": b"precious"}
-    assert not os.path.lexists(workspace.of(Status.RUNNING, JOB))
-    assert not os.listdir(workspace.folder(Status.STAGING))
-
-
-def test_who_was_killed_while_failing_such_a_thing_can_do_it_again(workspace: Workspace) -> None:
-    workspace.of(Status.RUNNING, JOB).symlink_to("nowhere")
-    put(workspace, Status.FAILED, JOB, {"error.txt": "it is no folder"})
-    (workspace.folder(Status.STAGING) / f"{JOB}.tmp").mkdir()
-    fail(workspace, JOB, Meta(), "it is no folder")
-    assert workspace.find(JOB) is Status.FAILED
-    assert not os.path.lexists(workspace.of(Status.RUNNING, JOB))
-    assert not os.listdir(workspace.folder(Status.STAGING))
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from penstock.workloads.spool.disk.files import (
     move,
     read_file,
     read_text,
+    remove_tree,
     replace_file,
     write_files,
 )
-from penstock.workloads.spool.disk.removing import remove_tree
 
 
 def _socket(path: Path) -> None:

@@ -16,14 +16,12 @@ from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
 from penstock.core.job import Priority
 from penstock.lifecycles.spool import VISIBLE, Status
 from penstock.workloads.spool.client.changes import clean
-from penstock.workloads.spool.client.flow import Flow
-from penstock.workloads.spool.client.job_view import Listed, Progress
+from penstock.workloads.spool.client.flow import Flow, Listed, Progress
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import SpoolOptions
 from penstock.workloads.spool.disk import watching
-from penstock.workloads.spool.disk.closing import fail, finish
 from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.job import Meta, fail, finish
 from penstock.workloads.spool.disk.peers import Claims
 from penstock.workloads.spool.disk.workspace import Workspace
 

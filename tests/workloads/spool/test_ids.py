@@ -11,7 +11,7 @@ import pytest
 from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest
-from penstock.workloads.spool.disk.ids import SpoolIds, check_job_id, is_job_id, order_of
+from penstock.workloads.spool.disk.workspace import SpoolIds, check_job_id, is_job_id, order_of
 
 GOOD = {
     "of the document": "1736700000_12345_0",

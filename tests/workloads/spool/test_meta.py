@@ -14,7 +14,7 @@ from penstock.core.job import Priority
 from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
 from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.disk.meta import (
+from penstock.workloads.spool.disk.job import (
     OPTIONS,
     Meta,
     checked,

@@ -11,7 +11,6 @@ from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import (
     ChatRequest,
     Choice,
-    EmbeddingRequest,
     EmbeddingResult,
     LlmCode,
     LlmFailure,
@@ -22,16 +21,17 @@ from penstock.workloads.llm.values import (
     TokenLogprob,
     Usage,
 )
-from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.server.outcomes import (
+from penstock.workloads.spool.server.processor import (
     DEADLINE,
     TIMEOUT,
+    SpoolOutcome,
+    TimeIsUp,
     answered,
-    embedding_json,
+    embedded,
+    model_for,
     refused,
-    unfit,
+    within,
 )
-from penstock.workloads.spool.server.processor import TimeIsUp, model_for, within
 
 ASK = ChatRequest(messages=(Message(role="user", content="x"),), sampling=Sampling(seed=3))
 
@@ -76,12 +76,14 @@ def test_more_than_text_is_kept_too() -> None:
 
 
 def test_an_embedding_has_ten_numbers_a_line_of_six_digits() -> None:
-    lines = embedding_json([1 / 3] * 12).decode().splitlines()
+    def embedding_of(*vector: float) -> SpoolOutcome:
+        return embedded(EmbeddingResult(model="m", engine="e", vectors=(vector,), usage=Usage(2)))
+
+    lines = embedding_of(*[1 / 3] * 12).files["embedding.json"].decode().splitlines()
     assert lines[:3] == ["{", '  "dim": 12,', '  "vector": [']
     assert lines[3] == "    " + ", ".join(["0.333333"] * 10) + ","
-    assert json.loads(embedding_json([1e-9, -2.5]))["vector"] == [1e-9, -2.5]
-    found = EmbeddingResult(model="m", engine="e", vectors=((1.0,),), usage=Usage(2))
-    outcome = answered(EmbeddingRequest(inputs=("x",)), found, 1.0)
+    outcome = embedding_of(1e-9, -2.5)
+    assert json.loads(outcome.files["embedding.json"])["vector"] == [1e-9, -2.5]
     assert list(outcome.files) == ["embedding.json"]
     assert "completion_tokens" not in outcome.facts
 
@@ -90,16 +92,11 @@ def test_an_embedding_has_ten_numbers_a_line_of_six_digits() -> None:
 def test_an_overlong_prompt_always_names_both_counts() -> None:
     failure = LlmFailure(LlmCode.CONTEXT_EXCEEDED, "too long", prompt_tokens=900, context=512)
     outcome = refused(failure)
-    assert "900" in outcome.line
-    assert "512" in outcome.line
+    assert "900" in outcome.error
+    assert "512" in outcome.error
     assert outcome.facts == {"prompt_tokens": 900}
     told = LlmFailure(LlmCode.CONTEXT_EXCEEDED, "900 is over 512", prompt_tokens=900, context=512)
-    assert refused(told).line == "CONTEXT_EXCEEDED: 900 is over 512"
-
-
-def test_what_is_wrong_with_a_prompt_has_a_code_of_its_own() -> None:
-    assert unfit(Unfit("prompt.txt", "is empty")).code == "INVALID_PROMPT"
-    assert unfit(Unfit("options.json", "is odd")).line == "INVALID: options.json: is odd"
+    assert refused(told).error == "900 is over 512"
 
 
 @run_async
@@ -125,10 +122,9 @@ async def test_a_timeout_of_something_else_is_not_the_jobs() -> None:
 
 def test_a_model_is_chosen_by_name_then_by_a_part_that_only_one_has() -> None:
     names = ["Qwen-1B", "Qwen-1B-code", "Smol"]
-    assert model_for("", names, "Smol") == "Smol"
-    assert model_for("Qwen-1B", names, "Smol") == "Qwen-1B"
-    assert model_for("CODE", names, "Smol") == "Qwen-1B-code"
+    assert model_for("Qwen-1B", names) == "Qwen-1B"
+    assert model_for("CODE", names) == "Qwen-1B-code"
     with pytest.raises(LlmFailure, match="may be Qwen-1B or Qwen-1B-code"):
-        model_for("qwen", names, "Smol")
+        model_for("qwen", names)
     with pytest.raises(LlmFailure, match="no model 'x'; there is none"):
-        model_for("x", [], "")
+        model_for("x", [])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.job import Priority
-from penstock.workloads.spool.disk.ids import turn_of
-from penstock.workloads.spool.server.pool import Queue, Waiting
+from penstock.workloads.spool.disk.workspace import turn_of
+from penstock.workloads.spool.server.scanner import Queue, Waiting
 
 
 def waiting(job_id: str, **more: object) -> Waiting:
@@ -42,31 +42,35 @@ def test_a_job_is_learned_once_and_again_when_it_comes_back() -> None:
     assert popped(queue) == ["1"]
 
 
-def test_a_job_that_was_forgotten_does_not_come_out() -> None:
-    queue = Queue()
-    queue.add([waiting("1"), waiting("2")])
-    queue.forget("1")
-    queue.forget("never known")
-    assert popped(queue) == ["2"]
-
-
 def test_a_child_comes_out_after_its_parent_has_ended() -> None:
     queue = Queue()
     queue.add([waiting("1_1", parent="9"), waiting("1_2", parent="9"), waiting("1_3")])
     assert popped(queue) == ["1_3"]
     assert list(queue.parents) == ["9"]
-    assert not queue.ended("8")
-    assert queue.ended("9")
+    assert not queue.release("8")
+    assert queue.release("9")
     assert popped(queue) == ["1_1", "1_2"]
     assert list(queue.parents) == []
 
 
-def test_a_forgotten_child_is_waited_for_by_nobody() -> None:
+def test_a_child_whose_deadline_is_over_is_waited_for_by_nobody() -> None:
     queue = Queue()
-    queue.add([waiting("1_1", parent="9")])
-    queue.forget("1_1")
+    queue.add([waiting("1_1", parent="9", deadline=1.0)])
+    assert queue.late(2.0) == ["1_1"]
     assert list(queue.parents) == []
-    assert not queue.ended("9")
+    assert not queue.release("9")
+
+
+def test_jobs_of_a_model_that_was_paused_come_out_when_it_is_back() -> None:
+    queue = Queue()
+    queue.add([waiting("1"), waiting("2")])
+    first = queue.pop()
+    assert first is not None
+    queue.put(first, blocked_by="a-model")
+    assert popped(queue) == ["2"]
+    assert ("1" in queue, list(queue.parents)) == (True, [])
+    assert queue.release("a-model")
+    assert popped(queue) == ["1"]
 
 
 def test_a_circle_of_parents_is_let_through() -> None:
@@ -80,10 +84,8 @@ def test_a_circle_of_parents_is_let_through() -> None:
 def test_late_jobs_are_told_once_even_those_that_wait_for_a_parent() -> None:
     queue = Queue()
     queue.add([waiting("1", deadline=10.0), waiting("2", deadline=20.0, parent="9"), waiting("3")])
-    assert queue.next_deadline() == 10.0
     assert queue.late(9.0) == []
     assert queue.late(10.0) == ["1"]
     assert queue.late(30.0) == ["2"]
-    assert queue.next_deadline() is None
     assert popped(queue) == ["3"]
     assert list(queue.parents) == []

@@ -13,13 +13,11 @@ import pytest
 from penstock.lifecycles.spool import Status
 from penstock.ports.clock import SystemClock
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.job import Attempts, Loss, count_attempt, read_meta
 from penstock.workloads.spool.disk.peers import NAME, Claims, Peers
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server import recovery as module
-from penstock.workloads.spool.server.closing import lose
 from penstock.workloads.spool.server.recovery import Recovery
-from penstock.workloads.spool.server.running import Attempts, Loss
 
 JOB = "1736700000_1_0"
 
@@ -68,7 +66,7 @@ def test_a_dead_servers_job_is_queued_again_at_once_with_nothing_of_the_attempt(
     ended = '{\n  "submitted_at": "x",\n  "status": "done",\n  "artifacts": ["result.txt"]\n}'
     rig.running(**{"partial.txt": "so", "result.txt": "far", "a.tmp": "", "meta.json": ended})
     dead = rig.server(JOB, alive=False)
-    assert rig.recovery.look().queued == [JOB]
+    assert rig.recovery.look() == {JOB: Status.QUEUED}
     folder = rig.workspace.of(Status.QUEUED, JOB)
     assert sorted(os.listdir(folder)) == ["attempts.txt", "meta.json", "prompt.txt"]
     assert read_meta(folder).status == ""
@@ -82,16 +80,15 @@ def test_a_living_servers_job_is_left_even_if_a_dead_one_had_it_before(rig: Rig)
     rig.server(JOB, alive=False)
     rig.server(JOB, alive=True)
     rig.clock.ahead = 3600.0
-    found = rig.recovery.look()
-    assert (found.queued, found.failed) == ([], [])
+    assert rig.recovery.look() == {}
     assert rig.workspace.find(JOB) is Status.RUNNING
 
 
 def test_a_job_that_nobody_claimed_has_a_little_time(rig: Rig) -> None:
     rig.running()
-    assert rig.recovery.look().queued == []
+    assert rig.recovery.look() == {}
     rig.clock.ahead = module.GRACE + 1
-    assert rig.recovery.look().queued == [JOB]
+    assert rig.recovery.look() == {JOB: Status.QUEUED}
 
 
 @pytest.mark.seed("004", "10.2")
@@ -101,10 +98,10 @@ def test_the_last_attempt_fails_with_the_reason(rig: Rig) -> None:
             rig.workspace.of(Status.QUEUED, JOB), rig.workspace.of(Status.RUNNING, JOB)
         )
         rig.server(JOB, alive=False)
-        assert rig.recovery.look().queued == [JOB]
+        assert rig.recovery.look() == {JOB: Status.QUEUED}
     shutil.move(rig.workspace.of(Status.QUEUED, JOB), rig.workspace.of(Status.RUNNING, JOB))
     rig.server(JOB, alive=False)
-    assert rig.recovery.look().failed == [JOB]
+    assert rig.recovery.look() == {JOB: Status.FAILED}
     folder = rig.workspace.of(Status.FAILED, JOB)
     assert (folder / "error.txt").read_text() == "SERVER_LOST: the job lost its server 3 times"
     meta = read_meta(folder)
@@ -117,17 +114,18 @@ def test_what_has_no_id_is_left_alone_and_reported_once(
     rig.running("no id")
     rig.clock.ahead = 3600.0
     for _ in range(3):
-        assert rig.recovery.look().queued == []
+        assert rig.recovery.look() == {}
     assert len(caplog.records) == 1
 
 
-def test_a_link_goes_back_without_being_followed(rig: Rig, tmp_path: Path) -> None:
+def test_a_link_is_left_alone_and_not_followed(rig: Rig, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "result.txt").write_text("mine")
     rig.workspace.of(Status.RUNNING, JOB).symlink_to(outside)
     rig.server(JOB, alive=False)
-    assert rig.recovery.look().queued == [JOB]
+    assert rig.recovery.look() == {}
+    assert rig.workspace.of(Status.RUNNING, JOB).is_symlink()
     assert os.listdir(outside) == ["result.txt"]
 
 
@@ -136,10 +134,10 @@ def test_a_dead_servers_folder_stays_while_its_job_cannot_be_moved(rig: Rig) -> 
     other = rig.workspace.of(Status.QUEUED, JOB)
     other.mkdir()
     dead = rig.server(JOB, alive=False)
-    assert rig.recovery.look().stuck == [JOB]
+    assert rig.recovery.look() == {JOB: Status.RUNNING}
     assert dead.folder.exists()
     other.rmdir()
-    assert rig.recovery.look().queued == [JOB]
+    assert rig.recovery.look() == {JOB: Status.QUEUED}
 
 
 @pytest.mark.parametrize("knows", ["its pid file", "its arguments"])
@@ -161,10 +159,10 @@ def test_unclaimed_jobs_of_a_living_original_server_are_left(
             end = time.monotonic() + 10
             while Path(f"/proc/{original.pid}/comm").read_text().strip() != "nrvnad":
                 assert time.monotonic() < end
-            assert rig.recovery.look().queued == []
+            assert rig.recovery.look() == {}
         finally:
             original.kill()
-    assert rig.recovery.look().queued == [JOB]
+    assert rig.recovery.look() == {JOB: Status.QUEUED}
 
 
 def test_an_orphan_that_breaks_the_recovery_is_left_and_the_others_are_not(
@@ -173,11 +171,11 @@ def test_an_orphan_that_breaks_the_recovery_is_left_and_the_others_are_not(
     def broken(workspace: Workspace, job_id: str, loss: Loss) -> Attempts:
         if job_id == JOB:
             raise RecursionError
-        return lose(workspace, job_id, loss)
+        return count_attempt(workspace, job_id, loss)
 
-    monkeypatch.setattr(module, "lose", broken)
+    monkeypatch.setattr(module, "count_attempt", broken)
     rig.running()
     rig.running("1736700000_1_1")
     rig.server(JOB, "1736700000_1_1", alive=False)
     found = rig.recovery.look()
-    assert (found.stuck, found.queued) == ([JOB], ["1736700000_1_1"])
+    assert found == {JOB: Status.RUNNING, "1736700000_1_1": Status.QUEUED}

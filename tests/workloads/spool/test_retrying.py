@@ -14,7 +14,7 @@ from penstock.workloads.spool.client.changes import cancel, retry
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import SpoolOptions
 from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.disk.meta import read_meta, read_options
+from penstock.workloads.spool.disk.job import read_meta, read_options
 from penstock.workloads.spool.disk.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)

@@ -34,16 +34,15 @@ from penstock.workloads.llm.values import (
     ModelFacts,
 )
 from penstock.workloads.spool.client.changes import cancel, clean
-from penstock.workloads.spool.client.flow import Flow
-from penstock.workloads.spool.client.job_view import JobView
+from penstock.workloads.spool.client.flow import Flow, JobView
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import JobKind, ServerConfig, SpoolOptions, Sync
 from penstock.workloads.spool.disk.files import OpenFolder
-from penstock.workloads.spool.disk.meta import read_options
+from penstock.workloads.spool.disk.job import read_options
 from penstock.workloads.spool.disk.peers import write_pid
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server import requests
-from penstock.workloads.spool.server.running import EventKind, JobEvent
+from penstock.workloads.spool.server.pool import EventKind, JobEvent
 from penstock.workloads.spool.server.server import Server
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
@@ -875,7 +874,7 @@ async def test_old_jobs_are_taken_away(tmp_path: Path) -> None:
         jobs = [place.submit(f"job {n}") for n in range(5)]
         for job_id in jobs:
             await place.done(job_id)
-        assert len(await place.server._patrol.clean()) == 3
+        await place.server._clean()
         assert place.workspace.counts()[Status.DONE] == 2
 
 

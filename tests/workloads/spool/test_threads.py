@@ -15,8 +15,8 @@ from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
 from penstock.workloads.llm.values import Delta
 from penstock.workloads.spool.disk.peers import NAME, original_runs, remove_pid, write_pid
-from penstock.workloads.spool.server.outcomes import PartialWriter
-from penstock.workloads.spool.server.running import ServerHealth, Threads
+from penstock.workloads.spool.server.pool import ServerHealth, Threads
+from penstock.workloads.spool.server.processor import PartialWriter
 
 
 @run_async

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.job import HEAD_START, Priority
-from penstock.workloads.spool.disk.ids import order_of, turn_of
+from penstock.workloads.spool.disk.workspace import order_of, turn_of
 
 NOW = 1_736_700_000.0
 numbers = st.integers(0, 1_000_000)

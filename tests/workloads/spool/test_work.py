@@ -26,9 +26,8 @@ from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.client.work import MAX_IMAGE, Submission, Work
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
 from penstock.workloads.spool.disk import files
-from penstock.workloads.spool.disk.ids import SpoolIds, order_of
-from penstock.workloads.spool.disk.meta import read_meta, read_options
-from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.disk.job import read_meta, read_options
+from penstock.workloads.spool.disk.workspace import SpoolIds, Workspace, order_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 

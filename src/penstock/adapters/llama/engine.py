@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from itertools import takewhile
 from typing import Any
@@ -14,7 +14,6 @@ import msgspec
 
 from penstock.adapters.llama import failures, protocol
 from penstock.adapters.llama.process import EngineProcess, EngineSpec
-from penstock.adapters.llama.slots import Slots
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.tools import wants_tools
 from penstock.workloads.llm.values import (
@@ -351,3 +350,55 @@ async def _share(call: Call, prefix: str, slots: int) -> None:
     await call("/slots/0?action=save", file)
     for slot in range(1, slots):
         await call(f"/slots/{slot}?action=restore", file)
+
+
+class Slots:
+    """While only one tenant asks, llama.cpp chooses its slots itself. As soon as there is a second
+    one, each answer gets its slot from here."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))
+        """The one that was used last comes last."""
+        self._room = asyncio.Semaphore(count)
+        self._owners: dict[int, str] = {}
+        self._first: str | None = None
+        self._unassigned = 0
+        self._assigned = asyncio.Event()
+        """There is no answer any more for which llama.cpp has chosen the slot."""
+        self._assigned.set()
+        self._has_several = False
+
+    @asynccontextmanager
+    async def take(self, tenant: str) -> AsyncIterator[dict[str, Any]]:
+        """The fields of a request that say which slot it uses, and whether what the slot holds."""
+        if self._first is None:
+            self._first = tenant
+        if tenant != self._first and not self._has_several:
+            self._has_several = True
+            self._owners = dict.fromkeys(self._free, self._first)
+        if not self._has_several:
+            self._unassigned += 1
+            self._assigned.clear()
+            try:
+                yield {"cache_prompt": True}
+            finally:
+                self._unassigned -= 1
+                if not self._unassigned:
+                    self._assigned.set()
+            return
+        await self._assigned.wait()
+        async with self._room:
+            slot = self._choose(tenant)
+            is_own = self._owners.get(slot) == tenant
+            self._owners[slot] = tenant
+            try:
+                yield {"cache_prompt": is_own, "id_slot": slot}
+            finally:
+                self._free.append(slot)
+
+    def _choose(self, tenant: str) -> int:
+        """The tenant's own that was used last, else the one that was used longest ago."""
+        own = [slot for slot in self._free if self._owners.get(slot) == tenant]
+        slot = own[-1] if own else self._free[0]
+        self._free.remove(slot)
+        return slot

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.adapters.llama.engine import Engine
+from penstock.adapters.llama.machine import too_large
 from penstock.adapters.llama.process import EngineSpec
-from penstock.adapters.llama.sizing import too_large
 from penstock.workloads.llm.health import EngineState
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import EngineUnavailable, LlmCode, LlmFailure

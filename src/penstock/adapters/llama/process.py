@@ -23,8 +23,7 @@ from typing import IO, Any
 import msgspec
 
 from penstock.adapters.llama import child, failures
-from penstock.adapters.llama.machine import memory_kills
-from penstock.adapters.llama.sizing import Size
+from penstock.adapters.llama.machine import Size, memory_kills
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 

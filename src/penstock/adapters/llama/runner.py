@@ -12,14 +12,15 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from penstock.adapters.llama.engine import Departed, Engine
-from penstock.adapters.llama.machine import Machine, this_machine
-from penstock.adapters.llama.pool import ModelPool
-from penstock.adapters.llama.process import MEAN, EngineSpec, engine_version
-from penstock.adapters.llama.sizing import (
+from penstock.adapters.llama.machine import (
+    Machine,
     embedding_size_of,
     memory_limit,
     size_of,
+    this_machine,
 )
+from penstock.adapters.llama.pool import ModelPool
+from penstock.adapters.llama.process import MEAN, EngineSpec, engine_version
 from penstock.core.errors import PenstockError
 from penstock.models.facts import GgufFacts, name_for, projector_of
 from penstock.models.store import ModelStore

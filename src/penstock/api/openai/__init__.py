@@ -7,17 +7,16 @@ does, as for every other API.
 
 from __future__ import annotations
 
-from penstock.api.openai import batches, files, messages, models, responses
+from penstock.api.openai import batches, messages, models, responses
 from penstock.api.openai.endpoints import MODEL_ENDPOINTS
-from penstock.api.openai.errors import is_openai_path, problem_reply
+from penstock.api.openai.errors import problem_reply
 
 OPERATIONS = (
     *(one.operation() for one in MODEL_ENDPOINTS),
     *responses.OPERATIONS,
     *messages.OPERATIONS,
     *models.OPERATIONS,
-    *files.OPERATIONS,
     *batches.OPERATIONS,
 )
 
-__all__ = ["OPERATIONS", "is_openai_path", "problem_reply"]
+__all__ = ["OPERATIONS", "problem_reply"]

@@ -42,9 +42,10 @@ from penstock.api.openai.streams import ChatStream, StreamFormat, TextStream, st
 from penstock.api.operation import Operation, Pace
 from penstock.api.problems import ProblemReply, Refused
 from penstock.api.reply import JSON_HEADERS, AnyReply, Headers, Reply, StreamReply, encode
+from penstock.core.check import check_finite
 from penstock.core.errors import InvalidRequest
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.llm.schemas import hold_of
+from penstock.workloads.llm.schemas import not_enforced
 from penstock.workloads.llm.values import (
     AudioPart,
     ChatRequest,
@@ -172,9 +173,8 @@ def _warnings(parsed: Parsed, request: LlmRequest) -> Headers:
     found = []
     if parsed.ignored:
         found.append("unknown fields are ignored: " + ", ".join(parsed.ignored))
-    schema = getattr(request, "schema", None)
-    if schema is not None and (loose := hold_of(schema).loose):
-        found.append("not enforced by the schema's grammar: " + ", ".join(loose))
+    if loose := not_enforced(request):
+        found.append(loose)
     if not found:
         return ()
     text = "; ".join(found)[:1000].encode("ascii", "backslashreplace")
@@ -417,12 +417,14 @@ class TranscriptionForm(Asking, frozen=True, kw_only=True):
     given = "file"
     file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
     """A recording: WAV or MP3."""
-    language: str = ""
+    language: Annotated[str, Meta(max_length=40)] = ""
     """As `en`: told to the model."""
     prompt: str = ""
     """Further instructions to the model."""
     temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
     response_format: Literal["json"] = "json"
+    stream: bool = False
+    """Refused if true."""
 
 
 class Transcription(Struct, frozen=True):
@@ -456,27 +458,10 @@ async def read_transcription(call: Call) -> Parsed:
         if len(data) > most:
             raise Refused(413, "TOO_LARGE", f"the recording has more than {most} bytes")
 
-    form = await read_form(call, keep)
-    if form.filename is None:
-        raise InvalidRequest("file", "is missing", hint="it is required")
-    fields = form.fields
-    if fields.get("response_format", "json") != "json":
-        raise unsupported("response_format", "only json is")
-    if fields.get("stream", "false").lower() not in ("false", "0"):
+    body = await read_form(call, TranscriptionForm, keep)
+    if body.stream:
         raise unsupported("stream", "a transcription comes whole")
-    try:
-        temperature = float(fields.get("temperature") or 0)
-    except ValueError:
-        raise InvalidRequest("temperature", "must be a number") from None
-    if not 0 <= temperature <= 1:
-        raise InvalidRequest("temperature", "must be between 0 and 1")
-    body = TranscriptionForm(
-        model=fields.get("model", ""),
-        file=form.filename,
-        language=fields.get("language", "")[:40],
-        prompt=fields.get("prompt", ""),
-        temperature=temperature,
-    )
+    check_finite("temperature", body.temperature)
     return Parsed(body, {"data": bytes(data)})
 
 

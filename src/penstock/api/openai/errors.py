@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from penstock.api.operation import Operation
+from penstock.api.operation import NoSuchPath, Operation
 from penstock.api.problems import Problem, Refused, further_headers, problem_of
 from penstock.api.reply import JSON_HEADERS, Headers, Reply, encode
 from penstock.core.errors import InvalidRequest, JobEnded, NotFound
@@ -138,7 +138,9 @@ def tell(error: BaseException) -> Refusal:
     if status in (408, 409):
         headers.append(DONT_REPEAT)
     detail = problem.detail
-    if problem.code == "NOT_AUTHENTICATED":  # OpenAI's words, by which some clients know it
+    if isinstance(error, NoSuchPath):  # OpenAI's words, by which some clients know errors
+        detail = f"Invalid URL ({error.asked})"
+    elif problem.code == "NOT_AUTHENTICATED":
         detail = f"Incorrect API key provided: {detail}"
     fault = OpenAiFault(
         message=_sentence(detail, problem.hint),
@@ -154,6 +156,8 @@ def _code(problem: Problem, error: BaseException) -> str:
         return _PROBLEMS.get(error.problem, "invalid_value")
     if isinstance(error, Refused) and error.name == "MALFORMED":
         return "invalid_json"
+    if isinstance(error, NoSuchPath):
+        return "unknown_url"
     return _CODES.get(problem.code, problem.code.lower())
 
 
@@ -207,25 +211,6 @@ def problem_reply(error: BaseException) -> Reply:
 
 def _sentence(detail: str, hint: str) -> str:
     return f"{detail} ({hint})" if hint else detail
-
-
-_SEGMENTS = frozenset(
-    {
-        *("assistants", "audio", "batches", "chat", "completions", "conversations", "edits"),
-        *("embeddings", "engines", "evals", "files", "fine_tuning", "images", "messages"),
-        *("models", "moderations", "realtime", "rerank", "responses", "threads", "uploads"),
-        *("vector_stores", "videos", "tokenize", "detokenize"),
-    }
-)
-"""First parts of the paths below `/v1/`, which a client's base URL may lack."""
-
-
-def is_openai_path(path: str) -> bool:
-    """Whether a client of OpenAI's API asks: errors have its shape there, 404 included."""
-    first, _, rest = path.strip("/").partition("/")
-    if first == "v1":
-        first = rest.partition("/")[0]
-    return first in _SEGMENTS
 
 
 OpenAiOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)

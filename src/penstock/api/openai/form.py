@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from penstock.api.decoding import explain, fields_of
 from penstock.api.problems import Refused, malformed
 from penstock.core.errors import InvalidRequest
 
@@ -18,15 +21,15 @@ _MOST_FIELDS = 32
 _MOST_BYTES = 64 << 10
 """Of all fields together, the file not counted."""
 
+S = TypeVar("S", bound=msgspec.Struct)
 Sink = Callable[[bytes], Awaitable[None]]
 
 
-class Form:
-    """What was read: the fields, and the name of the file; `sink` got its content."""
+class _Form:
+    """What was read: the fields, among them the name of the file, and pieces of its content."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
-        self.filename: str | None = None
         self._headers: dict[bytes, bytearray] = {}
         self._header = b""
         self._name = ""
@@ -35,12 +38,6 @@ class Form:
         self._size = 0
         self._pieces: list[bytes] = []
         self.is_complete = False
-
-    def field(self, name: str) -> str:
-        """Raises InvalidRequest if it is not there."""
-        if name not in self.fields:
-            raise InvalidRequest(name, "is missing", hint="it is required")
-        return self.fields[name]
 
     def take_pieces(self) -> list[bytes]:
         """Of the file, what came since."""
@@ -75,9 +72,7 @@ class Form:
         if self._name == "file" and not self._is_file:
             raise InvalidRequest("file", "is not a file", hint="give the part a filename")
         if self._is_file:
-            if self.filename is not None:
-                raise InvalidRequest("file", "is given twice", hint="upload one file at a time")
-            self.filename = _text("file", options[b"filename"])
+            self._keep(options[b"filename"])
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
@@ -89,24 +84,27 @@ class Form:
         self._value += data[start:end]
 
     def on_part_end(self) -> None:
-        if self._is_file:
-            return
+        if not self._is_file:
+            self._keep(bytes(self._value))
+
+    def _keep(self, value: bytes) -> None:
         if self._name in self.fields:
             raise InvalidRequest(self._name[:100], "is given twice", hint="give it once")
         if len(self.fields) >= _MOST_FIELDS:
             raise InvalidRequest("form", f"has more than {_MOST_FIELDS} fields")
-        self.fields[self._name] = _text(self._name, bytes(self._value))
+        self.fields[self._name] = _text(self._name, value)
 
     def on_end(self) -> None:
         self.is_complete = True
 
 
-async def read_form(call: Call, sink: Sink) -> Form:
-    """Raises Refused or InvalidRequest, and whatever `sink` raises."""
+async def read_form(call: Call, kind: type[S], sink: Sink) -> S:
+    """The form as `kind`, whose `file` is the name of the file; `sink` got its content. Unknown
+    fields are ignored. Raises Refused or InvalidRequest, and whatever `sink` raises."""
     from python_multipart.exceptions import MultipartParseError
     from python_multipart.multipart import MultipartParser
 
-    form = Form()
+    form = _Form()
     parser = MultipartParser(
         _boundary(call),
         {
@@ -130,7 +128,11 @@ async def read_form(call: Call, sink: Sink) -> Form:
                 await sink(piece)
     if not form.is_complete:
         raise malformed("the form is cut off: its closing boundary did not come")
-    return form
+    given = {name: form.fields[name] for name in fields_of(kind) if name in form.fields}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise explain(str(error), given, kind) from None
 
 
 def _boundary(call: Call) -> bytes:

@@ -15,14 +15,11 @@ from penstock.api.openai.requests import (
     Asking,
     ChatBody,
     ChatTurn,
-    ImageAddress,
-    ImageBody,
-    Tool,
     ToolName,
     ToolWanted,
     chat_of,
     content_of,
-    tool_of,
+    tools_of,
     unsupported,
 )
 from penstock.api.reply import EVENT_STREAM, JSON_HEADERS, Reply, encode
@@ -31,6 +28,8 @@ from penstock.workloads.llm.values import (
     ChatRequest,
     Choice,
     Delta,
+    ImagePart,
+    ImageUrl,
     LlmResult,
     TextPart,
     ToolCall,
@@ -100,7 +99,7 @@ def chat_request(body: MessagesBody, options: Mapping[str, Any]) -> ChatRequest:
         top_k=body.top_k,
         stop=body.stop_sequences,
         stream=body.stream,
-        tools=_tools(body.tools),
+        tools=tools_of(body.tools, "custom", "input_schema", default="custom"),
         tool_choice=choice,
         parallel_tool_calls=parallel,
         chat_template_kwargs={"enable_thinking": thinking != "disabled"} if thinking else None,
@@ -123,7 +122,7 @@ def _turns(where: str, turn: MessageTurn) -> list[ChatTurn]:
     """One of ours, and one for each result of a tool."""
     if isinstance(turn.content, str):
         return [ChatTurn(role=turn.role, content=turn.content)]
-    parts: list[TextPart | ImageBody] = []
+    parts: list[TextPart | ImagePart] = []
     calls: list[ToolCall] = []
     results: list[ChatTurn] = []
     for index, block in enumerate(turn.content):
@@ -154,28 +153,13 @@ def _turns(where: str, turn: MessageTurn) -> list[ChatTurn]:
     return found
 
 
-def _image(where: str, source: Any) -> ImageBody:
+def _image(where: str, source: Any) -> ImagePart:
     if isinstance(source, dict) and source.get("type") == "base64":
         kind, data = source.get("media_type"), source.get("data")
-        return ImageBody(ImageAddress(f"data:{kind};base64,{data}"))
+        return ImagePart(ImageUrl(f"data:{kind};base64,{data}"))
     if isinstance(source, dict) and source.get("type") == "url":
-        return ImageBody(ImageAddress(str(source.get("url"))))
+        return ImagePart(ImageUrl(str(source.get("url"))))
     raise InvalidRequest(f"{where}.source", "must be base64 or url")
-
-
-def _tools(given: tuple[dict[str, Any], ...] | None) -> tuple[Tool, ...] | None:
-    tools = []
-    for index, tool in enumerate(given or ()):
-        if tool.get("type", "custom") != "custom":
-            kind = str(tool["type"])[:40]
-            raise unsupported(f"tools[{index}].type", f"{kind!r}: only the client's tools")
-        fields = {
-            "name": tool.get("name"),
-            "description": tool.get("description"),
-            "parameters": tool.get("input_schema"),
-        }
-        tools.append(tool_of(f"tools[{index}]", fields))
-    return tuple(tools) or None
 
 
 def _choice(given: dict[str, Any] | None) -> tuple[Any, bool | None]:

@@ -11,16 +11,16 @@ import msgspec
 
 from penstock.api.decoding import decoder
 from penstock.api.openai.answers import JobOrigin
-from penstock.api.openai.errors import ModelNotFound, Unanswered
+from penstock.api.openai.errors import Unanswered
+from penstock.api.openai.models import find_model
 from penstock.api.openai.requests import TIMEOUT, labels_of
-from penstock.api.openai.splice import Attempt
-from penstock.api.served import ServedModel
 from penstock.api.submit import header_key, pointer_to
 from penstock.core.errors import Conflict, InvalidRequest, Unavailable, WaitTimedOut
 from penstock.core.job import Job, JobRequest, Priority
 from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, Streamed
+from penstock.workloads.llm.splice import Attempt
 from penstock.workloads.llm.values import (
     ChatRequest,
     CompletionRequest,
@@ -182,28 +182,3 @@ def _text(message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
     return "".join(part.text for part in message.content or () if isinstance(part, TextPart))
-
-
-_ANY = ("", "auto", "default")
-_LATEST = ":latest"
-"""The tag that Ollama's clients add to a name."""
-
-
-async def find_model(call: Call, name: str) -> ServedModel:
-    """The model of that name; the only one, if none is named. Raises ModelNotFound."""
-    models = call.services.models
-    found = await models.find(call.api, name)
-    if found is None and name.endswith(_LATEST):
-        found = await models.find(call.api, name.removesuffix(_LATEST))
-    if found is not None:
-        return found
-    served = await models.list(call.api)
-    if name in _ANY and len(served) == 1:
-        return served[0]
-    names = ", ".join(one.name for one in served)
-    hint = f"this server has: {names}" if served else "this server has no model"
-    if not name:
-        raise InvalidRequest("model", "is missing", hint=hint)
-    raise ModelNotFound(
-        f"The model `{name[:120]}` does not exist or you do not have access to it.", hint=hint
-    )

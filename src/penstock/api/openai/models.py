@@ -1,18 +1,96 @@
-"""The models that can be asked: `GET /v1/models`."""
+"""The models that workers serve: found by name for every request, and `GET /v1/models`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from penstock.api.openai.errors import OpenAiOperation
-from penstock.api.openai.model_job import find_model
+from penstock.api.openai.errors import ModelNotFound, OpenAiOperation
 from penstock.api.reply import Reply, json_reply
-from penstock.api.served import ServedModel
+from penstock.core.errors import InvalidRequest
+from penstock.ports.clock import Clock
+from penstock.ports.engine_api import EngineApi
+from penstock.workloads.llm.values import topics_by_model
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
+
+_FRESH = 1.0
+"""Seconds for which a model's presence is cached."""
+
+
+class ServedModel(Struct, frozen=True):
+    name: str
+    topic: str
+    since: float
+    """When it was first seen."""
+    paused: str = ""
+    """Why it can't be used at present."""
+    facts: Mapping[str, Any] = {}
+    """What its worker reports: `context`, `size`, `architecture` and so on."""
+
+
+class Served:
+    """Asks the EngineApi at most once a second, and for each model that was unknown."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: dict[str, ServedModel] = {}
+        self._until = float("-inf")
+
+    async def find(self, api: EngineApi, name: str) -> ServedModel | None:
+        if self._clock.monotonic() >= self._until or name not in self._known:
+            await self._look(api)
+        return self._known.get(name)
+
+    async def list(self, api: EngineApi) -> list[ServedModel]:
+        """By name."""
+        await self._look(api)
+        return list(self._known.values())
+
+    async def _look(self, api: EngineApi) -> None:
+        served = topics_by_model(await api.topics())
+        status = await api.status()
+        paused, facts = status.paused_topics, status.models
+        now = self._clock.now()
+        self._known = {
+            name: ServedModel(
+                name, topic, self._since(name, now), paused.get(topic, ""), facts.get(topic, {})
+            )
+            for name, topic in sorted(served.items())
+        }
+        self._until = self._clock.monotonic() + _FRESH
+
+    def _since(self, name: str, now: float) -> float:
+        known = self._known.get(name)
+        return now if known is None else known.since
+
+
+_ANY = ("", "auto", "default")
+_LATEST = ":latest"
+"""The tag that Ollama's clients add to a name."""
+
+
+async def find_model(call: Call, name: str) -> ServedModel:
+    """The model of that name; the only one, if none is named. Raises ModelNotFound."""
+    models = call.services.models
+    found = await models.find(call.api, name)
+    if found is None and name.endswith(_LATEST):
+        found = await models.find(call.api, name.removesuffix(_LATEST))
+    if found is not None:
+        return found
+    served = await models.list(call.api)
+    if name in _ANY and len(served) == 1:
+        return served[0]
+    names = ", ".join(one.name for one in served)
+    hint = f"this server has: {names}" if served else "this server has no model"
+    if not name:
+        raise InvalidRequest("model", "is missing", hint=hint)
+    raise ModelNotFound(
+        f"The model `{name[:120]}` does not exist or you do not have access to it.", hint=hint
+    )
 
 
 class Model(Struct, frozen=True, kw_only=True):

@@ -151,17 +151,6 @@ class ToolWanted(Struct, frozen=True):
     function: ToolName
 
 
-class ImageAddress(Struct, frozen=True):
-    url: str
-    """A `data:` URI, or an `https:` URL below one of the setting `openai.image_sources`."""
-    detail: str | None = None
-    """Ignored."""
-
-
-class ImageBody(Struct, frozen=True, tag_field="type", tag="image_url"):
-    image_url: ImageAddress
-
-
 class RefusalPart(Struct, frozen=True, tag_field="type", tag="refusal"):
     refusal: str
 
@@ -170,7 +159,7 @@ class ChatTurn(Struct, frozen=True, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | tuple[TextPart | ImageBody | AudioPart | RefusalPart, ...] | None = None
+    content: str | tuple[TextPart | ImagePart | AudioPart | RefusalPart, ...] | None = None
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
@@ -440,7 +429,7 @@ def message_of(where: str, turn: ChatTurn) -> Message:
 def _parts(
     where: str,
     role: str,
-    content: tuple[TextPart | ImageBody | AudioPart | RefusalPart, ...] | None,
+    content: tuple[TextPart | ImagePart | AudioPart | RefusalPart, ...] | None,
 ) -> str | tuple[TextPart | ImagePart | AudioPart, ...] | None:
     if not content:
         return None if content is None and role == "assistant" else ""
@@ -448,7 +437,7 @@ def _parts(
     for index, part in enumerate(content):
         if isinstance(part, RefusalPart):
             found.append(TextPart(part.refusal))
-        elif isinstance(part, ImageBody):
+        elif isinstance(part, ImagePart):
             found.append(image_of(f"{where}.content[{index}].image_url", role, part.image_url.url))
         elif isinstance(part, AudioPart) and role != "user":
             raise InvalidRequest(f"{where}.content[{index}]", "audio is only for the role user")
@@ -457,17 +446,32 @@ def _parts(
     return tuple(found)
 
 
-def content_of(parts: Sequence[TextPart | ImageBody]) -> str | tuple[TextPart | ImageBody, ...]:
+def content_of(parts: Sequence[TextPart | ImagePart]) -> str | tuple[TextPart | ImagePart, ...]:
     """One text, where there is nothing but text."""
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     return "".join(texts) if len(texts) == len(parts) else tuple(parts)
 
 
-def tool_of(where: str, fields: Mapping[str, Any]) -> Tool:
-    try:
-        return Tool("function", msgspec.convert(fields, ToolDescription))
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(where, str(error)) from None
+def tools_of(
+    given: Sequence[Mapping[str, Any]] | None,
+    kind: str,
+    parameters: str,
+    default: str | None = None,
+) -> tuple[Tool, ...] | None:
+    """Tools that another API describes: each has the type `kind`, or else `default`, and its JSON
+    schema under the name `parameters`. Raises InvalidRequest."""
+    tools = []
+    for index, tool in enumerate(given or ()):
+        if (found := tool.get("type", default)) != kind:
+            why = f"{str(found)[:40]!r}: only the client's own functions can be called"
+            raise unsupported(f"tools[{index}].type", why)
+        fields = {name: tool.get(name) for name in ("name", "description", "strict")}
+        fields["parameters"] = tool.get(parameters)
+        try:
+            tools.append(Tool("function", msgspec.convert(fields, ToolDescription)))
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"tools[{index}]", str(error)) from None
+    return tuple(tools) or None
 
 
 def image_of(where: str, role: str, url: str) -> ImagePart:

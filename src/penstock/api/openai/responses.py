@@ -21,19 +21,16 @@ from penstock.api.openai.requests import (
     ChatBody,
     ChatTurn,
     Count,
-    ImageAddress,
-    ImageBody,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
     Parsed,
     TextFormat,
-    Tool,
     ToolName,
     ToolWanted,
     chat_of,
     content_of,
-    tool_of,
+    tools_of,
     unsupported,
 )
 from penstock.api.openai.streams import COMMENT
@@ -45,6 +42,8 @@ from penstock.workloads.llm.values import (
     ChatRequest,
     Choice,
     Delta,
+    ImagePart,
+    ImageUrl,
     LlmResult,
     Message,
     TextPart,
@@ -61,6 +60,8 @@ if TYPE_CHECKING:
 _PREFIX = "resp_"
 _LABEL = "openai.response"
 """Of jobs that are responses: whether their first message is `instructions`."""
+_PREVIOUS = "openai.previous_response_id"
+"""Of jobs that are responses: the one that they continue."""
 _HISTORY = "previous messages"
 
 
@@ -123,12 +124,19 @@ class ResponseBody(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True
     truncation: Any = None
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    code = "PREVIOUS_RESPONSE_NOT_FOUND"
+
+
 async def with_history(call: Call, parsed: Parsed) -> Parsed:
     """The request with the messages of the response that it continues. Raises NotFound."""
     previous = parsed.body.previous_response_id
     if previous is None:
         return parsed
-    job = await _job(call, previous)
+    try:
+        job = await _job(call, previous)
+    except NotFound as missing:
+        raise PreviousResponseNotFound("previous_response_id", missing.message) from None
     request = read_request(await payload_of(call.api, job.request.context_ptr))
     result = await result_of(call.api, job, LlmResult)
     if not isinstance(request, ChatRequest):
@@ -177,7 +185,7 @@ def chat_request(body: ResponseBody, options: Mapping[str, Any]) -> ChatRequest:
         temperature=body.temperature,
         top_p=body.top_p,
         stream=body.stream,
-        tools=_tools(body.tools),
+        tools=tools_of(body.tools, "function", "parameters"),
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text),
@@ -230,7 +238,7 @@ def _turn(where: str, item: dict[str, Any]) -> ChatTurn:
         return ChatTurn(role=role, content=content)
     if not isinstance(content, list):
         raise InvalidRequest(f"{where}.content", "must be text or a list of parts")
-    parts: list[TextPart | ImageBody] = []
+    parts: list[TextPart | ImagePart] = []
     for index, part in enumerate(content):
         place = f"{where}.content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
@@ -239,7 +247,7 @@ def _turn(where: str, item: dict[str, Any]) -> ChatTurn:
         elif kind == "refusal":
             parts.append(TextPart(str(part.get("refusal", ""))))
         elif kind == "input_image" and part.get("image_url"):
-            parts.append(ImageBody(ImageAddress(str(part["image_url"]))))
+            parts.append(ImagePart(ImageUrl(str(part["image_url"]))))
         else:
             raise unsupported(f"{place}.type", f"{str(kind)[:40]!r} is not known here")
     return ChatTurn(role=role, content=content_of(parts))
@@ -249,17 +257,6 @@ def _text(where: str, parts: Any) -> str:
     if not isinstance(parts, list):
         raise InvalidRequest(where, "must be text or a list of parts")
     return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-
-
-def _tools(given: tuple[dict[str, Any], ...] | None) -> tuple[Tool, ...] | None:
-    tools = []
-    for index, tool in enumerate(given or ()):
-        if tool.get("type") != "function":
-            kind = str(tool.get("type"))[:40]
-            raise unsupported(f"tools[{index}].type", f"{kind!r}: only functions can be called")
-        fields = {name: tool.get(name) for name in ("name", "description", "parameters", "strict")}
-        tools.append(tool_of(f"tools[{index}]", fields))
-    return tuple(tools) or None
 
 
 def _choice(given: str | dict[str, Any] | None) -> Any:
@@ -530,7 +527,7 @@ def _name(item: dict[str, Any]) -> str:
 async def get_response(call: Call) -> Reply:
     job = await _job(call, call.params["response_id"])
     origin = JobOrigin(job.job_id, job.accepted_at, model_of(job.request.topic))
-    body = ResponseBody(model=origin.model)
+    body = await _body_of(call, job)
     result = None
     if job.is_final:
         try:
@@ -543,13 +540,40 @@ async def get_response(call: Call) -> Reply:
     return json_reply(response_of(body, origin, result))
 
 
+async def _body_of(call: Call, job: Job) -> ResponseBody:
+    """What its job was asked with, without the messages."""
+    request = read_request(await payload_of(call.api, job.request.context_ptr))
+    if not isinstance(request, ChatRequest):
+        raise _missing(_PREFIX + job.job_id)
+    labels = dict(job.request.labels)
+    first = request.messages[0].content if labels.pop(_LABEL) == "instructions" else None
+    return ResponseBody(
+        instructions=str(first) if first is not None else None,
+        previous_response_id=labels.pop(_PREVIOUS, None),
+        max_output_tokens=request.max_tokens,
+        temperature=request.sampling.temperature,
+        top_p=request.sampling.top_p,
+        tools=tuple({"type": "function", **tool["function"]} for tool in request.tools),
+        parallel_tool_calls=request.parallel_tool_calls,
+        user=labels.pop("user", None),
+        metadata=labels,
+    )
+
+
+def _labels(body: ResponseBody) -> dict[str, str]:
+    labels = {_LABEL: "plain" if body.instructions is None else "instructions"}
+    if body.previous_response_id is not None:
+        labels[_PREVIOUS] = body.previous_response_id
+    return labels
+
+
 RESPONSES = Endpoint(
     path="/v1/responses",
     name="create_response",
     body=ResponseBody,
     prepare=with_history,
     request=chat_request,
-    labels=lambda body: {_LABEL: "plain" if body.instructions is None else "instructions"},
+    labels=_labels,
     answer=ResponseObject,
     whole=response_of,
     parts=ResponseStream,

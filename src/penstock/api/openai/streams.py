@@ -24,10 +24,10 @@ from penstock.api.openai.answers import (
 from penstock.api.openai.errors import OpenAiError, tell
 from penstock.api.openai.model_job import ModelJob
 from penstock.api.openai.requests import ChatBody, CompletionBody, Generating
-from penstock.api.openai.splice import StreamSplice
 from penstock.api.reply import EVENT_STREAM, Headers, encode
 from penstock.api.stream import with_pauses
 from penstock.core.errors import PenstockError
+from penstock.workloads.llm.splice import StreamSplice
 from penstock.workloads.llm.values import Choice, Delta, LlmResult, ToolDelta
 
 COMMENT = b": waiting\n\n"

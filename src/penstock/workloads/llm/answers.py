@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.errors import Conflict, InvalidRequest, NotFound
 from penstock.models.values import resolve_name
 from penstock.ports.engine_api import JobUpdate, Streamed
+from penstock.workloads.llm.splice import StreamSplice
 from penstock.workloads.llm.values import (
     ChatRequest,
     Delta,
@@ -81,13 +82,6 @@ def topic_for(topics: Iterable[str], wanted: str = "") -> str:
     return served[resolve_name(wanted, served, hint=hint)]
 
 
-def piece_of(update: JobUpdate) -> Delta | None:
-    """The piece of text in an update, if it has one."""
-    if not isinstance(update, Streamed):
-        return None
-    return msgspec.json.decode(update.text, type=Delta)
-
-
 def answer_of(job_id: str, result: Any) -> Answer:
     """The answer in a job's result."""
     whole = msgspec.convert(result, LlmResult)
@@ -109,24 +103,24 @@ class TextStream:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._told = ""
-        self._attempt = 0
-        self._text = ""
-        """What this attempt has said."""
+        self._splice: StreamSplice | None = StreamSplice()
 
     def add(self, update: JobUpdate) -> None:
-        if not isinstance(update, Streamed) or (piece := piece_of(update)) is None:
+        """Text that was passed on can't be taken back: a different text is left out."""
+        if not isinstance(update, Streamed) or self._splice is None:
             return
-        if update.attempt != self._attempt:
-            self._attempt, self._text = update.attempt, ""
-        self._text += piece.text
-        self._tell_new(self._text)
+        piece = msgspec.json.decode(update.text, type=Delta)
+        try:
+            self._pass_on(self._splice.take((update.job_id, update.attempt), piece).text)
+        except Conflict:
+            self._splice = None
 
     def finished(self, answer: Answer) -> Answer:
-        self._tell_new(answer.text)
+        if answer.text.startswith(self._told):
+            self._pass_on(answer.text[len(self._told) :])
         return answer
 
-    def _tell_new(self, text: str) -> None:
-        """Text that was passed on can't be taken back: a different text is left out."""
-        if len(text) > len(self._told) and text.startswith(self._told):
-            new, self._told = text[len(self._told) :], text
+    def _pass_on(self, new: str) -> None:
+        if new:
+            self._told += new
             self._tell(new)

@@ -1,8 +1,8 @@
 """Runs batches as canonical jobs: lines are checked, submitted as child jobs, and answered.
 
-Lines go in chunks. The answers of a chunk whose jobs have all ended are blobs, and two rows of the
-batch's job point to them; so the next attempt goes on with the chunks that have no rows. The
-child jobs of these it finds by their ids, and submits only what is missing.
+The child jobs are what a batch remembers. Their ids are made of its id and the number of the line,
+so an attempt that submits a line again finds its job, and what is computed is computed once. When
+all have ended, one pass over the input writes the files of the batch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from penstock.core.errors import (
     Conflict,
     IllegalMove,
     InvalidRequest,
+    JobEnded,
     NotFound,
     PenstockError,
     Superseded,
@@ -33,28 +35,17 @@ from penstock.core.ledger import Step
 from penstock.lifecycles.batch import BATCH, ENDS, BatchEvent, BatchStatus
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import wait_at_most
+from penstock.ports.engine_api import MAX_WAITED
 from penstock.ports.executor import Context, Environment, Outcome, Task
 from penstock.ports.store import JobQuery
-from penstock.workloads.llm.batch_lines import (
-    CANCELLED,
-    EXPIRED,
-    LATE,
-    Line,
-    LineCheck,
-    LineWriter,
-    OutputLine,
-    job_id_of,
-    off_loop,
-    raw_lines,
-    read_line,
-)
+from penstock.workloads.llm.batch_lines import Line, LineCheck, off_loop, raw_lines, read_line
 from penstock.workloads.llm.batches import (
     ROW,
     TOPIC,
     Batch,
     BatchFormat,
+    FilePurpose,
     FileRecords,
-    Purpose,
     RequestCounts,
     StoredFile,
     read_batch,
@@ -66,12 +57,21 @@ log = logging.getLogger(__name__)
 LABEL = "openai.batch"
 CUSTOM_ID = "openai.custom_id"
 JSON_LINES = "application/jsonl"
-_OUTPUT, _ERRORS = "output", "errors"
-"""The names of a chunk's rows; `n` is its first line, `key` its last, `info` how many lines."""
+LATE = "DEADLINE_EXCEEDED"
+"""The error code of a job that ended because its batch's time was over."""
+_EXPIRED = {
+    "code": "batch_expired",
+    "message": "the batch's completion window ended before this request ran",
+}
+_CANCELLED = {
+    "code": "batch_cancelled",
+    "message": "the batch was cancelled before this request ran",
+}
 _CHUNK = 200
-"""Lines that are submitted in one commit, and whose answers are kept together."""
+"""Lines that are submitted in one commit, and whose answers are written together."""
 _CHUNK_BYTES = 4 << 20
 _PIECE = 256 << 10
+"""Bytes of a file that are written at once."""
 PATIENCE = 1.0
 """Seconds until a model that nobody serves is looked for again."""
 _TRY_AGAIN = 5.0
@@ -169,23 +169,6 @@ class BatchExecutor:
         pass
 
 
-@dataclass
-class _Chunk:
-    """Lines that follow each other."""
-
-    first: int
-    last: int
-    start: int
-    """Where in the file they begin, and end."""
-    end: int
-    expected: list[int] = field(default_factory=list)
-    """Those that have jobs."""
-    refused: dict[int, PenstockError] = field(default_factory=dict)
-    """Those that could not be made jobs."""
-    jobs: dict[int, Job] = field(default_factory=dict)
-    """By line, as they ended."""
-
-
 class BatchRun:
     """One attempt of one batch."""
 
@@ -196,18 +179,20 @@ class BatchRun:
         self._ctx, self._options = ctx, options
         self._api, self._blobs, self._clock = environment.api, environment.blobs, environment.clock
         self._files = FileRecords(environment.state)
-        self._lines = LineWriter(batch.id, batch.endpoint, environment.blobs, options.batch_format)
         self._news = asyncio.Event()
         self._moving = asyncio.Lock()
-        self._live = self._done = self._failed = 0
-        """Lines of the chunks that have not ended; and lines that have."""
+        self._done = self._failed = 0
+        """Jobs of lines that have ended."""
+        self._refused: dict[int, PenstockError | None] = {}
+        """Lines without a job, and why; None if the batch was over before they could have one."""
 
     @property
     def view(self) -> Batch:
         """The record, with counts as of now."""
         if self.batch.in_progress_at is None or self.batch.finalizing_at is not None:
             return self.batch
-        counts = RequestCounts(self.batch.request_counts.total, self._done, self._failed)
+        failed = self._failed + sum(error is not None for error in self._refused.values())
+        counts = RequestCounts(self.batch.request_counts.total, self._done, failed)
         return replace(self.batch, request_counts=counts)
 
     async def run(self) -> Outcome:
@@ -216,8 +201,7 @@ class BatchRun:
             await self._validate()
         if self.batch.status is not BatchStatus.FAILED:
             if self.batch.in_progress_at is not None:
-                if self.batch.status is not BatchStatus.FINALIZING:
-                    await self._answer_lines()
+                await self._answer_lines()
                 await self._finish()
             else:
                 await self._move(BatchEvent.END, cancelled_at=self._clock.now())
@@ -313,87 +297,75 @@ class BatchRun:
     # -- in progress ----------------------------------------------------------------
 
     async def _answer_lines(self) -> None:
-        """Until each line has its answer in a chunk's rows. The job takes no slot meanwhile."""
+        """Until the job of each line has ended. The batch's own takes no slot meanwhile."""
         waits, some = self._ctx.waits, [job_id_of(self.batch.id, 1)]
-        self._live = self._done = self._failed = 0
+        self._done = self._failed = 0
+        self._refused.clear()
         stopping = asyncio.create_task(self._stop_when_over())
         if waits is not None:
             waits.begin(some)
         try:
-            async with asyncio.TaskGroup() as group:
-                async for chunk, lines in self._chunks():
-                    while self._live + len(lines) > self._options.room and not self._is_over:
-                        await self.pause(MAX_TIMEOUT)
-                    self._live += len(lines)
-                    await self._submit(chunk, lines)
-                    group.create_task(self._see_chunk_through(chunk))
-        except BaseException as error:
+            waiting: dict[str, None] = {}
+            async for lines in self._chunks():
+                while waiting and len(waiting) + len(lines) > self._options.room:
+                    await self._count_ends(waiting, len(lines))
+                waiting |= dict.fromkeys(await self._submit(lines))
+            while waiting:
+                await self._count_ends(waiting, len(waiting))
+        except BaseException:
             if waits is not None:
                 waits.leave(some)
-            raise _only(error) from None
+            raise
         finally:
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)
         if waits is not None:
             await waits.end(some)
 
-    async def _chunks(self) -> AsyncIterator[tuple[_Chunk, list[Line]]]:
-        """The lines that have no rows yet."""
-        done: set[int] = set()
-        async for row in self._ctx.steps(_OUTPUT):
-            done.update(range(row.n, int(row.key) + 1))
-            self._done += int(row.info)
-        async for row in self._ctx.steps(_ERRORS):
-            errors, not_run = map(int, row.info.split())
-            self._failed += errors - not_run
+    async def _chunks(self) -> AsyncIterator[list[Line]]:
         lines: list[Line] = []
-        most, start, end = max(1, min(_CHUNK, self._options.room // 4)), 0, 0
+        most, size = max(1, min(_CHUNK, self._options.room // 4)), 0
         async for raw in raw_lines(self._read, self._options.longest):
-            full = len(lines) >= most or raw.at - start >= _CHUNK_BYTES
-            if lines and (raw.number in done or full):
-                yield _Chunk(lines[0].number, lines[-1].number, start, end), lines
-                lines = []
-            if raw.number in done:
-                continue
-            if not lines:
-                start = raw.at
+            if lines and (len(lines) >= most or size >= _CHUNK_BYTES):
+                yield lines
+                lines, size = [], 0
             lines.append(read_line(raw.number, raw.data, self.batch.endpoint))
-            end = raw.end
+            size += len(raw.data)
         if lines:
-            yield _Chunk(lines[0].number, lines[-1].number, start, end), lines
+            yield lines
 
-    async def _submit(self, chunk: _Chunk, lines: Sequence[Line]) -> None:
-        """Make them jobs, unless they are already."""
+    async def _submit(self, lines: Sequence[Line]) -> list[str]:
+        """Make them jobs, unless they are already. Returns the ids of their jobs; `_refused` has
+        the lines without one."""
         while not self._is_over:
-            made = await asyncio.gather(*(self._request(chunk, line) for line in lines))
+            made = await asyncio.gather(*map(self._request, lines))
             requests = [request for request in made if request is not None]
-            lines = [line for line in lines if line.number not in chunk.refused]
             try:
                 if requests:
                     await self._api.submit(requests)
+                return [request.job_id for request in requests]
             except TooMany as full:
                 await self.pause(full.retry_after or PATIENCE)
             except UnknownTopic:
                 await self.pause(PATIENCE)  # its workers are away
             except (InvalidRequest, Conflict) as error:
                 if self._is_late:
-                    return
+                    break
+                lines = [line for line in lines if line.number not in self._refused]
                 if len(lines) > 1:
-                    for line in lines:
-                        await self._submit(chunk, [line])
-                else:
-                    log.warning("line %d of %s: %s", lines[0].number, self.batch.id, error)
-                    chunk.refused[lines[0].number] = error
-                return
-            else:
-                chunk.expected += [line.number for line in lines]
-                return
+                    return [one for line in lines for one in await self._submit([line])]
+                log.warning("line %d of %s: %s", lines[0].number, self.batch.id, error)
+                self._refused[lines[0].number] = error
+                return []
+        found = []
         for line in lines:  # an earlier attempt may have submitted it
-            with suppress(NotFound):
-                await self._api.get(job_id_of(self.batch.id, line.number))
-                chunk.expected.append(line.number)
+            try:
+                found.append((await self._api.get(job_id_of(self.batch.id, line.number))).job_id)
+            except NotFound:
+                self._refused.setdefault(line.number, None)
+        return found
 
-    async def _request(self, chunk: _Chunk, line: Line) -> JobRequest | None:
+    async def _request(self, line: Line) -> JobRequest | None:
         """None if its model does not exist."""
         batch, ask = self.batch, self._options.batch_format.ask
         try:
@@ -401,7 +373,7 @@ class BatchRun:
             if asked.topic in batch.unserved:
                 raise UnknownTopic("model", f"the model {model_of(asked.topic)!r} does not exist")
         except (InvalidRequest, NotFound) as error:
-            chunk.refused[line.number] = error
+            self._refused[line.number] = error
             return None
         labels = {LABEL: batch.id}
         if line.custom_id.isprintable():
@@ -434,88 +406,44 @@ class BatchRun:
                 log.error("the lines of %s can't be ended: %s", self.batch.id, error)
             await self._clock.sleep(PATIENCE)
 
-    async def _see_chunk_through(self, chunk: _Chunk) -> None:
-        waiting = {job_id_of(self.batch.id, number): number for number in chunk.expected}
-        while waiting:
-            # The more lines are under way, the less often is each looked up to count them.
-            pause = max(_COUNTED, self._live / _LOOK_UPS)
-            for end in await self._api.wait_many([*waiting], len(waiting), timeout=pause):
-                chunk.jobs[waiting.pop(end.job_id)] = end.job
-                self._done += end.job.state is JobState.SUCCEEDED
-                is_ended_by_us = end.job.state is JobState.CANCELLED and self._is_over
-                self._failed += end.job.state is not JobState.SUCCEEDED and not is_ended_by_us
-        self._failed += len(chunk.refused)
-        await self._keep_answers(chunk)
-        self._live -= chunk.last - chunk.first + 1
-        self._news.set()
+    async def _count_ends(self, waiting: dict[str, None], enough: int) -> None:
+        """Take those that have ended from `waiting`, once they are enough or some time is over."""
+        some = [*islice(waiting, MAX_WAITED)]
+        # The more lines are under way, the less often is each looked up to count them.
+        pause = max(_COUNTED, len(some) / _LOOK_UPS)
+        for end in await self._api.wait_many(some, min(enough, len(some)), timeout=pause):
+            del waiting[end.job_id]
+            self._done += end.job.state is JobState.SUCCEEDED
+            self._failed += end.job.state is not JobState.SUCCEEDED and not self._was_ended(end.job)
 
-    async def _keep_answers(self, chunk: _Chunk) -> None:
-        done = errors = not_run = 0
-        failed: list[bytes] = []
-
-        async def answers() -> AsyncIterator[bytes]:
-            nonlocal done, errors, not_run
-            span = {"first": chunk.first, "at": chunk.start, "end": chunk.end}
-            piece = bytearray()
-            async for raw in raw_lines(self._read, self._options.longest, **span):
-                line = read_line(raw.number, raw.data, self.batch.endpoint)
-                told = await self._told(chunk, line)
-                if not told.is_answer:
-                    errors, not_run = errors + 1, not_run + (told.response is None)
-                    failed.append(told.encode())
-                    continue
-                done += 1
-                piece += told.encode()
-                if len(piece) >= _PIECE:
-                    yield bytes(piece)
-                    piece.clear()
-                if raw.number % _BREATH == 0:
-                    await asyncio.sleep(0)
-            if piece:
-                yield bytes(piece)
-
-        output = (await self._blobs.put_stream(answers(), JSON_LINES)).uri
-        told = (await self._blobs.put_stream(_pieces(failed), JSON_LINES)).uri if failed else ""
-        row = partial(Step, n=chunk.first, key=str(chunk.last), at=self._clock.now())
-        await self._ctx.checkpoint(
-            [
-                row(_OUTPUT, output=output if done else "", info=str(done)),
-                row(_ERRORS, output=told, info=f"{errors} {not_run}"),
-            ]
-        )
-
-    async def _told(self, chunk: _Chunk, line: Line) -> OutputLine:
-        job = chunk.jobs.get(line.number)
-        why = EXPIRED if self.batch.cancelling_at is None else CANCELLED
-        if job is None:
-            refusal = chunk.refused.get(line.number)
-            return self._lines.refused(line, refusal) if refusal else self._lines.not_run(line, why)
+    def _was_ended(self, job: Job) -> bool:
+        """Whether it did not run because its batch is over."""
         late = job.result is not None and job.result.error_code == LATE
-        if late or (job.state is JobState.CANCELLED and self._is_over):
-            return self._lines.not_run(line, why)
-        return await self._lines.ended(line, job)
+        return late or (job.state is JobState.CANCELLED and self._is_over)
 
     # -- finalizing -----------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Every line has its answer, or will never have one: the chunks become files."""
-        done = errors = not_run = 0
-        async for row in self._ctx.steps(_OUTPUT):
-            done += int(row.info)
-        async for row in self._ctx.steps(_ERRORS):
-            some, skipped = map(int, row.info.split())
-            errors, not_run = errors + some, not_run + skipped
-        counts, now = RequestCounts(done + errors, done, errors - not_run), self._clock.now()
+        """Every line has its answer, or will never have one: they become files."""
+        counts = self.view.request_counts
         if self.batch.status is BatchStatus.IN_PROGRESS:
-            late = now if not_run else None
+            now, left = self._clock.now(), counts.total - counts.completed - counts.failed
             with suppress(IllegalMove):  # it was cancelled meanwhile
                 await self._move(
-                    BatchEvent.FINALIZE, finalizing_at=now, expired_at=late, request_counts=counts
+                    BatchEvent.FINALIZE,
+                    finalizing_at=now,
+                    expired_at=now if left else None,
+                    request_counts=counts,
                 )
+        errors: dict[int, bool] = {}
+        """Lines of the error file, and whether they failed: others did not run."""
+        output = await self._keep_file("output", self._answers(errors))
+        error = await self._keep_file("error", self._errors(errors)) if errors else None
+        total, failed = counts.total, sum(errors.values())
         files = {
-            "output_file_id": await self._keep_file(_OUTPUT, "output") if done else None,
-            "error_file_id": await self._keep_file(_ERRORS, "error") if errors else None,
-            "request_counts": counts,
+            "output_file_id": output,
+            "error_file_id": error,
+            "request_counts": RequestCounts(total, total - len(errors), failed),
         }
         now = self._clock.now()
         if self.batch.cancelling_at is not None:
@@ -525,25 +453,88 @@ class BatchRun:
         else:
             await self._move(BatchEvent.COMPLETE, completed_at=now, **files)
 
-    async def _keep_file(self, name: str, kind: str) -> str:
-        """Under an id of its own for each batch: whoever does it again replaces it."""
+    async def _answers(self, errors: dict[int, bool]) -> AsyncIterator[bytes]:
+        """The lines of the output file; those that are none go to `errors`."""
+        piece = bytearray()
+        async for lines in self._chunks():
+            jobs = await self._jobs(lines)
+            for line in lines:
+                told = await self._told(line, jobs.get(line.number))
+                if not told.is_answer:
+                    errors[line.number] = told.is_run
+                    continue
+                piece += told.data
+                if len(piece) >= _PIECE:
+                    yield bytes(piece)
+                    piece.clear()
+        if piece:
+            yield bytes(piece)
 
-        async def content() -> AsyncIterator[bytes]:
-            async for row in self._ctx.steps(name):
-                if row.output:
-                    async for piece in self._blobs.stream(row.output):
-                        yield piece
+    async def _errors(self, errors: Mapping[int, bool]) -> AsyncIterator[bytes]:
+        async for chunk in self._chunks():
+            lines = [line for line in chunk if line.number in errors]
+            jobs = await self._jobs(lines)
+            for line in lines:
+                yield (await self._told(line, jobs.get(line.number))).data
 
-        stat, batch, now = (
-            await self._blobs.put_stream(content(), JSON_LINES),
-            self.batch,
-            self._clock.now(),
-        )
+    async def _jobs(self, lines: Sequence[Line]) -> dict[int, Job]:
+        """The jobs of lines, all of which have ended."""
+        ids = {
+            job_id_of(self.batch.id, line.number): line.number
+            for line in lines
+            if line.number not in self._refused
+        }
+        jobs: dict[int, Job] = {}
+        while ids:  # fewer come at once if they are large
+            for end in await self._api.wait_many([*ids], len(ids)):
+                jobs[ids.pop(end.job_id)] = end.job
+        return jobs
+
+    async def _told(self, line: Line, job: Job | None) -> _OutputLine:
+        error = self._refused.get(line.number)
+        if error is not None:
+            status, body = self._options.batch_format.refuse(error)
+        elif job is None or self._was_ended(job):
+            why = _EXPIRED if self.batch.cancelling_at is None else _CANCELLED
+            return self._written(line, error=why)
+        else:
+            status, body = await self._answer(line, job)
+        job_id = job_id_of(self.batch.id, line.number) if job is None else job.job_id
+        response = {"status_code": status, "request_id": job_id, "body": msgspec.Raw(body)}
+        return self._written(line, job_id, response=response)
+
+    def _written(self, line: Line, job_id: str = "", **said: Any) -> _OutputLine:
+        name = f"batch_req_{job_id or job_id_of(self.batch.id, line.number)}"
+        told = {"id": name, "custom_id": line.custom_id, "response": None, "error": None, **said}
+        status = said.get("response", {}).get("status_code", 0)
+        return _OutputLine(msgspec.json.encode(told) + b"\n", status == 200, status != 0)
+
+    async def _answer(self, line: Line, job: Job) -> tuple[int, bytes]:
+        batch_format = self._options.batch_format
+        if job.state is not JobState.SUCCEEDED:
+            return batch_format.refuse(JobEnded(job))
+        try:
+            pointer = job.result.result_ptr if job.result is not None else None
+            result = await self._blobs.get(pointer) if pointer else b""
+            size, asked = len(line.body) + len(result), (self.batch.endpoint, line.body)
+            return 200, await off_loop(size, batch_format.tell, *asked, job, result)
+        except PenstockError as error:
+            return batch_format.refuse(error)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return batch_format.refuse(InvalidRequest("result", f"can't be read: {error}"))
+
+    async def _keep_file(self, kind: str, content: AsyncIterator[bytes]) -> str | None:
+        """Under an id of its own for each batch: whoever does it again replaces it. None if it is
+        empty."""
+        stat = await self._blobs.put_stream(content, JSON_LINES)
+        if not stat.size:
+            return None
+        batch, now = self.batch, self._clock.now()
         kept = batch.output_expires_after
         file = StoredFile(
             id=f"file-{batch.id}-{kind}",
             filename=f"{batch.id}_{kind}.jsonl",
-            purpose=Purpose.BATCH_OUTPUT,
+            purpose=FilePurpose.BATCH_OUTPUT,
             created_at=now,
             tenant=batch.tenant,
             bytes=stat.size,
@@ -554,13 +545,13 @@ class BatchRun:
         return file.id
 
 
-async def _pieces(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
-    yield b"".join(pieces)
+class _OutputLine(NamedTuple):
+    data: bytes
+    is_answer: bool
+    is_run: bool
+    """False if its batch was over before."""
 
 
-def _only(error: BaseException) -> BaseException:
-    """What a group of tasks failed of, if that is one thing."""
-    while isinstance(error, BaseExceptionGroup):
-        superseded = [one for one in error.exceptions if isinstance(one, Superseded)]
-        error = superseded[0] if superseded else error.exceptions[0]
-    return error
+def job_id_of(batch_id: str, number: int) -> str:
+    """The id of a line's job: submitting it again finds the same job."""
+    return f"{batch_id}.{number:05}"

@@ -1,4 +1,4 @@
-"""The lines of a batch's files: requests are read and checked, answers are written."""
+"""The lines of a batch's input: read, and checked before anything is submitted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from penstock.core.errors import InvalidRequest, JobEnded, NotFound, PenstockError
-from penstock.core.job import Job
-from penstock.lifecycles.canonical import JobState
-from penstock.ports.blobs import Blobs
-from penstock.workloads.llm.batches import BatchError, BatchFormat, LineRequest
+from penstock.core.errors import InvalidRequest, NotFound, PenstockError
+from penstock.workloads.llm.batches import BatchError, BatchFormat
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +31,6 @@ Read = Callable[[int, int], Awaitable[bytes]]
 class RawLine(NamedTuple):
     number: int
     """The first is 1."""
-    at: int
-    """Where in the file it begins."""
-    end: int
-    """Where the next one begins."""
     data: bytes
     """Without its end."""
 
@@ -58,43 +51,33 @@ class _BatchLine(Struct, frozen=True):
 _decode = msgspec.json.Decoder(_BatchLine).decode
 
 
-async def raw_lines(
-    read: Read, longest: int, *, first: int = 1, at: int = 0, end: int | None = None
-) -> AsyncIterator[RawLine]:
-    """The lines of a file, or of the part from `at` to `end`, which begins with line `first`.
-
-    Blank ones at the end are none; of others that follow each other, the first is told. Raises
-    InvalidRequest at a line longer than `longest`."""
-    number, position = first - 1, at
+async def raw_lines(read: Read, longest: int) -> AsyncIterator[RawLine]:
+    """The lines of a file. Blank ones at the end are none; of others that follow each other, the
+    first is told. Raises InvalidRequest at a line longer than `longest`."""
+    number = position = blank = 0
     pieces: list[bytes] = []
     """Of a line whose end has not come: joined once, for it may be many parts long."""
-    blank: RawLine | None = None
-    while part := await read(position, _PART if end is None else min(_PART, end - position)):
+    while True:
+        part = await read(position, _PART)
         position += len(part)
-        *whole, last = part.split(b"\n")
+        *whole, last = part.split(b"\n") if part else (b"", b"")  # the end also ends a line
         if whole:
             whole[0], pieces = b"".join((*pieces, whole[0])), []
         pieces.append(last)
         for data in whole:
             number += 1
-            end_of_line = at + len(data) + 1
-            line = RawLine(number, at, end_of_line, data if at else data.removeprefix(_BOM))
-            at = end_of_line
-            if not line.data.strip():
-                blank = blank or line._replace(data=b"")
+            data = data.removeprefix(_BOM) if number == 1 else data
+            if not data.strip():
+                blank = blank or number
                 continue
-            if blank is not None:
-                yield blank
-                blank = None
-            yield line
+            if blank:
+                yield RawLine(blank, b"")
+                blank = 0
+            yield RawLine(number, data)
+        if not part:
+            return
         if sum(map(len, pieces)) > longest:
             raise InvalidRequest(f"line {number + 1}", f"is longer than {longest:,} bytes")
-    rest = b"".join(pieces)
-    line = RawLine(number + 1, at, position, rest if at else rest.removeprefix(_BOM))
-    if line.data.strip():
-        if blank is not None:
-            yield blank
-        yield line
 
 
 def read_line(number: int, raw: bytes, endpoint: str) -> Line:
@@ -143,7 +126,11 @@ class LineCheck:
     def look(self, number: int, raw: bytes) -> None:
         self.count += 1
         try:
-            self.topics.add(self._asked(number, raw).topic)
+            line = read_line(number, raw, self._endpoint)
+            if (first := self._seen.setdefault(line.custom_id, number)) != number:
+                told = f"{_shown(line.custom_id)} is that of line {first} already"
+                raise InvalidRequest("custom_id", told)
+            self.topics.add(self._format.ask(self._endpoint, line.body).topic)
         except NotFound:
             pass  # no such model: this line fails, and the others go on
         except PenstockError as error:
@@ -151,15 +138,6 @@ class LineCheck:
         except Exception as error:
             log.exception("line %d of a batch can't be checked", number)
             self.blame(InvalidRequest("body", f"can't be read: {type(error).__name__}"), number)
-
-    def _asked(self, number: int, raw: bytes) -> LineRequest:
-        line = read_line(number, raw, self._endpoint)
-        first = self._seen.setdefault(line.custom_id, number)
-        if first != number:
-            raise InvalidRequest(
-                "custom_id", f"{_shown(line.custom_id)} is that of line {first} already"
-            )
-        return self._format.ask(self._endpoint, line.body)
 
     def blame(self, error: PenstockError, number: int | None) -> None:
         field = error.field if isinstance(error, InvalidRequest) else None
@@ -196,86 +174,3 @@ def _field(message: str) -> str:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-# -- answers ------------------------------------------------------------------------
-
-LATE = "DEADLINE_EXCEEDED"
-"""The error code of a job that ended because its batch's time was over."""
-
-_encode = msgspec.json.Encoder().encode
-
-
-def job_id_of(batch_id: str, number: int) -> str:
-    """The id of a line's job: submitting it again finds the same job."""
-    return f"{batch_id}.{number:05}"
-
-
-class LineResponse(Struct, frozen=True):
-    status_code: int
-    request_id: str
-    body: Raw
-
-
-class NotRun(Struct, frozen=True):
-    code: str
-    message: str
-
-
-class OutputLine(Struct, frozen=True):
-    id: str
-    custom_id: str
-    response: LineResponse | None
-    error: NotRun | None
-
-    @property
-    def is_answer(self) -> bool:
-        return self.response is not None and self.response.status_code == 200
-
-    def encode(self) -> bytes:
-        return _encode(self) + b"\n"
-
-
-EXPIRED = NotRun("batch_expired", "the batch's completion window ended before this request ran")
-CANCELLED = NotRun("batch_cancelled", "the batch was cancelled before this request ran")
-
-
-class LineWriter:
-    """Writes what became of lines."""
-
-    def __init__(
-        self, batch_id: str, endpoint: str, blobs: Blobs, batch_format: BatchFormat
-    ) -> None:
-        self._batch_id, self._endpoint = batch_id, endpoint
-        self._blobs, self._format = blobs, batch_format
-
-    def not_run(self, line: Line, why: NotRun) -> OutputLine:
-        return OutputLine(f"batch_req_{self._job_id(line)}", line.custom_id, None, why)
-
-    def refused(self, line: Line, error: PenstockError) -> OutputLine:
-        """Of a line that could not be made a job."""
-        return self._told(line, self._job_id(line), *self._format.refuse(error))
-
-    async def ended(self, line: Line, job: Job) -> OutputLine:
-        """Of a line whose job has ended."""
-        return self._told(line, job.job_id, *await self._answer(line, job))
-
-    def _told(self, line: Line, job_id: str, status: int, body: bytes) -> OutputLine:
-        response = LineResponse(status, job_id, Raw(body))
-        return OutputLine(f"batch_req_{job_id}", line.custom_id, response, None)
-
-    async def _answer(self, line: Line, job: Job) -> tuple[int, bytes]:
-        if job.state is not JobState.SUCCEEDED:
-            return self._format.refuse(JobEnded(job))
-        try:
-            pointer = job.result.result_ptr if job.result is not None else None
-            result = await self._blobs.get(pointer) if pointer else b""
-            size, tell = len(line.body) + len(result), self._format.tell
-            return 200, await off_loop(size, tell, self._endpoint, line.body, job, result)
-        except PenstockError as error:
-            return self._format.refuse(error)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return self._format.refuse(InvalidRequest("result", f"can't be read: {error}"))
-
-    def _job_id(self, line: Line) -> str:
-        return job_id_of(self._batch_id, line.number)

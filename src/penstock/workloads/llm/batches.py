@@ -33,7 +33,7 @@ _PART = 1 << 20
 """Bytes of an upload that are sent at once."""
 
 
-class Purpose(StrEnum):
+class FilePurpose(StrEnum):
     """What a file is for."""
 
     BATCH = "batch"
@@ -46,7 +46,7 @@ class StoredFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     """`file-` and letters."""
     filename: str
-    purpose: Purpose
+    purpose: FilePurpose
     created_at: float
     tenant: str
     bytes: int = 0
@@ -285,7 +285,7 @@ class FileUpload:
     async def keep(
         self,
         filename: str,
-        purpose: str = Purpose.BATCH,
+        purpose: str = FilePurpose.BATCH,
         *,
         tenant: str = "default",
         expires_after: int | None = None,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +36,7 @@ from penstock.ports.executor import (
 )
 from penstock.workloads.llm.health import EngineHealth, RunnerHealth
 from penstock.workloads.llm.runner import ProgressListener, Runner, answer, choices_of
+from penstock.workloads.llm.schemas import not_enforced
 from penstock.workloads.llm.values import (
     TOPICS,
     ChatRequest,
@@ -63,6 +66,8 @@ CHAT = {
 """What a model's topic takes, for those who only chat; `read_request` reads other kinds, too."""
 _CRASHES = 3
 """How often the engine may die under a job, the last time alone, before the job is to blame."""
+_ANSWERS = 20
+"""Answers of which the median time to the first token is told."""
 _REMEMBERED = 1000
 """Suspects that are known when they come back."""
 
@@ -94,6 +99,8 @@ class LlmExecutor:
         """What callers can see of each model, by its topic."""
         self._used: dict[str, Usage] = {}
         """Tokens that were read and generated here, by topic."""
+        self._first_token: dict[str, deque[float]] = {}
+        """Milliseconds until the first token of the last answers, by topic."""
         self._crashes: dict[str, int] = {}
         """How often the engine died under a job, by its id."""
 
@@ -115,7 +122,12 @@ class LlmExecutor:
     def _state(self, topic: str) -> dict[str, Any]:
         assert self._health is not None
         health = self._health.of(topic.removeprefix(self._prefix))
-        return {"state": health.state.value} | ({"cause": str(health)} if health.is_ill else {})
+        state: dict[str, Any] = {"state": health.state.value}
+        if health.is_ill:
+            state["cause"] = str(health)
+        if times := self._first_token.get(topic):
+            state["first_token_ms"] = round(statistics.median(times), 1)
+        return state
 
     async def open(self, environment: Environment) -> None:
         """Load the first model while nobody waits for it yet."""
@@ -148,6 +160,8 @@ class LlmExecutor:
             ask = read_request(task.payload)
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
+        if loose := not_enforced(ask):
+            ctx.log(loose, level="warning")
         runner = self._runner.for_tenant(task.request.tenant)
         outcome = await self._supervised(self._health, runner, model, ask, ctx)
         if not self._known.get(task.request.topic, {}).get("context"):
@@ -165,22 +179,29 @@ class LlmExecutor:
         """Answered, if need be by the second or third engine. Raises TopicPaused while there is
         none, and when the engine died after a part of the answer was streamed: another one must
         not follow it in the same attempt."""
-        told = 0
-        stream = _stream_to(ctx)
+        told = False
 
         def tell(piece: Delta) -> None:
             nonlocal told
-            told += 1
-            stream(piece)
+            told = True
+            ctx.stream(_encode(piece).decode())
 
+        result: LlmResult | EmbeddingResult | TokenizeResult
         while True:
-            suspect = ctx.job_id in self._crashes
             try:
-                async with health.job(model, suspect=suspect):
-                    result = await _answered(runner, model, ask, ctx, tell)
-                if not isinstance(result, TokenizeResult):
-                    topic = ctx.request.topic
-                    self._used[topic] = self._used.get(topic, Usage()) + result.usage
+                async with health.job(model, suspect=ctx.job_id in self._crashes):
+                    if isinstance(ask, EmbeddingRequest):
+                        result = await runner.embed(model, ask)
+                    elif isinstance(ask, TokenizeRequest):
+                        result = await runner.tokenize(model, ask)
+                    else:
+                        watch: ProgressListener = (
+                            ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
+                        )
+                        result = await answer(
+                            runner, model, ask, tell if ask.stream else None, watch
+                        )
+                self._count_tokens(ctx.request.topic, result)
                 outcome = Outcome(JobState.SUCCEEDED, _encode(result))
                 break
             except EngineUnavailable as ill:
@@ -205,6 +226,16 @@ class LlmExecutor:
         self._crashes.pop(ctx.job_id, None)
         return outcome
 
+    def _count_tokens(
+        self, topic: str, result: LlmResult | EmbeddingResult | TokenizeResult
+    ) -> None:
+        if not isinstance(result, TokenizeResult):
+            used = self._used.get(topic)
+            self._used[topic] = result.usage if used is None else used + result.usage
+        if isinstance(result, LlmResult) and result.timings.prompt_ms:
+            times = self._first_token.setdefault(topic, deque(maxlen=_ANSWERS))
+            times.append(result.timings.prompt_ms / len(result.choices))
+
     def _count_crash(self, job_id: str) -> int:
         crashes = self._crashes[job_id] = self._crashes.pop(job_id, 0) + 1
         if len(self._crashes) > _REMEMBERED:
@@ -223,21 +254,6 @@ class LlmExecutor:
             await asyncio.gather(self._loading, return_exceptions=True)
         if self._runner is not None:
             await self._runner.close()
-
-
-async def _answered(
-    runner: Runner, model: str, ask: LlmRequest, ctx: Context, tell: Callable[[Delta], None]
-) -> LlmResult | EmbeddingResult | TokenizeResult:
-    if isinstance(ask, EmbeddingRequest):
-        return await runner.embed(model, ask)
-    if isinstance(ask, TokenizeRequest):
-        return await runner.tokenize(model, ask)
-    watch: ProgressListener = ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
-    return await answer(runner, model, ask, tell if ask.stream else None, watch)
-
-
-def _stream_to(ctx: Context) -> Callable[[Delta], None]:
-    return lambda piece: ctx.stream(_encode(piece).decode())
 
 
 class _SeveralAnswers:

@@ -109,9 +109,18 @@ async def answer(
     watch: ProgressListener | None = None,
 ) -> LlmResult:
     """All of its answers, computed side by side. When it is cancelled, or one fails, all end."""
-    said = await side_by_side(
-        choices_of(ask), lambda choice: _said(runner, model, ask, choice, tell, watch)
-    )
+    count = choices_of(ask)
+    if count == 1:
+        only = await _said(runner, model, ask, 0, tell, watch)
+        return LlmResult(
+            model=model,
+            engine=runner.engine,
+            choices=(only.choice,),
+            usage=only.usage,
+            timings=only.timings,
+            hops=_hops(only.hops) if only.hops else (),
+        )
+    said = await side_by_side(count, lambda choice: _said(runner, model, ask, choice, tell, watch))
     return LlmResult(
         model=model,
         engine=runner.engine,

@@ -79,6 +79,19 @@ def hold_of(schema: dict[str, Any]) -> Hold:
     return Hold(bool(guided) and readable, named)
 
 
+def not_enforced(request: Any) -> str:
+    """What an answer may break of the request's schema and of its tools' parameters, for people;
+    empty if nothing."""
+    schema = getattr(request, "schema", None)
+    loose = [] if schema is None else [*hold_of(schema).loose]
+    if getattr(request, "tool_choice", None) != "none":
+        for tool in getattr(request, "tools", ()):
+            function = tool.get("function") or {}
+            places = hold_of(function.get("parameters") or {}).loose
+            loose += [f"{function.get('name')}.{place}" for place in places]
+    return f"not enforced by the schema's grammar: {', '.join(loose)}" if loose else ""
+
+
 def guided_grammar(schema: dict[str, Any]) -> str:
     """The schema as a grammar of llguidance. Keywords that it does not know are ignored."""
     return "%llguidance {}\nstart: %json " + _encode({**schema, "x-guidance": _OPTIONS}).decode()

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.workloads.llm.splice import whole_of
 from penstock.workloads.llm.values import (
     ChatRequest,
     Choice,
@@ -120,15 +121,8 @@ class ToolAnswer:
 
     def end(self, said: Completion) -> Iterator[Delta | Completion]:
         choice = self._choice(said.choice)
-        if not self._only:
-            deltas = tuple(
-                ToolDelta(
-                    index=n, id=one.id, name=one.function.name, arguments=one.function.arguments
-                )
-                for n, one in enumerate(choice.tool_calls)
-            )
-            if choice.text or deltas:
-                yield Delta(choice=choice.index, text=choice.text, tool_calls=deltas)
+        if not self._only and (choice.text or choice.tool_calls):
+            yield replace(whole_of(choice.index, choice), reasoning="")  # that was told
         yield replace(said, choice=choice)
 
     def _choice(self, choice: Choice) -> Choice:

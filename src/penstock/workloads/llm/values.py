@@ -120,7 +120,8 @@ class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
 
 class ImageUrl(Struct, frozen=True):
     url: str
-    """A `data:` URI: nothing is fetched."""
+    """A `data:` URI; over HTTP also an `https:` URL below one of the setting
+    `openai.image_sources`."""
 
 
 class ImagePart(Struct, frozen=True, tag_field="type", tag="image_url"):
@@ -306,6 +307,10 @@ class HopTime(Struct, frozen=True, kw_only=True):
     """From the node before it to this one."""
     passes: int = 0
     tokens: int = 0
+    wire: str = ""
+    """In how many bits it sent hidden states on, if in fewer than it computes with."""
+    wire_error: float = 0.0
+    """By how much that changed them, as a share of their size: the most of all passes."""
 
     def __add__(self, other: HopTime) -> HopTime:
         """Of the same node and layers."""
@@ -317,7 +322,15 @@ class HopTime(Struct, frozen=True, kw_only=True):
             network_ms=self.network_ms + other.network_ms,
             passes=self.passes + other.passes,
             tokens=self.tokens + other.tokens,
+            wire=self.wire or other.wire,
+            wire_error=max(self.wire_error, other.wire_error),
         )
+
+    @property
+    def lossy(self) -> str:
+        """For people, behind what else is said of it; empty if nothing was changed."""
+        error = f", error {self.wire_error:.2g} of their size"
+        return f", hidden states sent in {self.wire}{error}" if self.wire else ""
 
 
 class ToolDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -74,7 +74,10 @@ def test_openai_responses(client: OpenAI, model: str) -> None:
     )
     assert second.usage is not None
     assert second.usage.input_tokens > first.usage.total_tokens
-    assert client.responses.retrieve(second.id).output_text == second.output_text
+    kept = client.responses.retrieve(second.id)
+    assert kept.output_text == second.output_text
+    assert (kept.previous_response_id, kept.instructions) == (first.id, "Be brief.")
+    assert (kept.max_output_tokens, kept.temperature) == (4, 0)
 
 
 def test_openai_responses_stream(client: OpenAI, model: str) -> None:

@@ -145,6 +145,9 @@ async def test_a_schema_that_the_grammar_can_not_hold_is_said(tmp_path: Path) ->
         assert answer.headers["x-penstock-warning"] == (
             "not enforced by the schema's grammar: tags.uniqueItems"
         )
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        answer = await one.call("POST", CHAT, {"model": "fake", "messages": HELLO, "tools": [tool]})
+        assert answer.headers["x-penstock-warning"].endswith(": f.tags.uniqueItems")
 
 
 @run_async
@@ -268,14 +271,19 @@ async def test_what_is_not_there_is_told_in_the_shape_of_the_api_that_was_called
     tmp_path: Path,
 ) -> None:
     async with door(tmp_path) as one:
-        for path in ("/v1/assistants", "/v1/audio/speech", "/v1/models/x/y", "/chat/nothing"):
+        for path in ("/v1/nothing", "/v1/audio/speech", "/v1/models/x/y", "/chat/nothing"):
             answer = await one.call("POST", path, {})
-            assert answer.status in (404, 405)
-            assert set(answer.json["error"]) == {"message", "type", "param", "code"}, path
+            error = answer.json["error"]
+            assert answer.status == 404
+            assert error["message"].startswith(f"Invalid URL (POST /v1{path.removeprefix('/v1')})")
+            assert set(error) == {"message", "type", "param", "code"}
+        wrong = await one.call("PUT", "/v1/models", {})
+        assert (wrong.status, wrong.json["error"]["code"]) == (405, "method_not_allowed")
         ollama = await one.call("POST", "/api/create", {})
         assert (ollama.status, list(ollama.json)) == (404, ["error"])
-        ours = await one.call("GET", "/v1/nothing")
-        assert ours.json["code"] == "NOT_FOUND"
+        for path in ("/v1/jobs/a/b/c", "/nothing"):
+            ours = await one.call("GET", path)
+            assert ours.json["code"] == "NOT_FOUND"
 
 
 @run_async

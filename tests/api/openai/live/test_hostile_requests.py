@@ -132,6 +132,19 @@ async def test_a_response_that_is_not_finished_can_not_be_continued(tmp_path: Pa
 
 
 @run_async
+async def test_a_response_that_does_not_exist_can_not_be_continued(tmp_path: Path) -> None:
+    async with door(tmp_path) as one:
+        body = {"model": "fake", "input": "b", "previous_response_id": "resp_none"}
+        answer = await one.call("POST", RESPONSES, body)
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert (error["code"], error["param"]) == (
+        "previous_response_not_found",
+        "previous_response_id",
+    )
+
+
+@run_async
 async def test_a_response_that_failed_says_so_when_it_is_read(tmp_path: Path) -> None:
     failure = LlmFailure(LlmCode.INVALID_PROMPT, "roles out of order")
     async with door(tmp_path, saying(failure)) as one:

@@ -157,7 +157,7 @@ def test_a_batch_of_2000_lines_is_finished_over_two_kills(tmp_path: Path) -> Non
 
 
 COMMITS = {"before": (2, 4, 6, 8, 10, 14), "after": (2, 3, 4, 5, 7, 9, 12, 20)}
-"""The file, the batch, its start, each of its records, each chunk and its answers are commits."""
+"""The file, the batch, its start, each of its records and each chunk of lines are commits."""
 STRIKES = [f"{when}-commit:{n}" for when, numbers in COMMITS.items() for n in numbers]
 
 

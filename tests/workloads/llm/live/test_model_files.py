@@ -12,8 +12,7 @@ from tests.support.models import smollm2
 from penstock.models.facts import read_facts
 from penstock.models.package import SMOLLM2
 from penstock.models.pull import pull
-from penstock.models.staging import digest
-from penstock.models.store import ModelStore
+from penstock.models.store import ModelStore, digest
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 

@@ -40,9 +40,8 @@ from penstock.workloads.spool.client.flow import Flow, WaitBackoff
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import ServerConfig, SpoolOptions, Sync
 from penstock.workloads.spool.disk.files import move
-from penstock.workloads.spool.disk.ids import order_of
 from penstock.workloads.spool.disk.watching import Names
-from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.disk.workspace import Workspace, order_of
 
 WORKERS, CONTEXT = 2, 256
 ORDER = (Status.DONE, Status.FAILED, Status.RUNNING, Status.QUEUED)

@@ -28,10 +28,9 @@ from penstock.workloads.spool.client.flow import Flow
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
 from penstock.workloads.spool.disk import peers
-from penstock.workloads.spool.disk.ids import is_job_id, order_of
-from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.job import read_meta
 from penstock.workloads.spool.disk.peers import Peers
-from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.disk.workspace import Workspace, is_job_id, order_of
 from penstock.workloads.spool.server.recovery import GRACE, Recovery
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
@@ -263,8 +262,7 @@ def test_a_job_is_read_while_its_metadata_is_not_yet_final(work: Work) -> None:
 def look(workspace: Workspace, later: float) -> list[str]:
     """What a server of ours would take back, that much later."""
     clock = VirtualClock(time.time() + later)
-    found = Recovery(workspace, Peers(workspace.private, 30.0, clock), 3, clock).look()
-    return found.queued + found.failed + found.stuck
+    return list(Recovery(workspace, Peers(workspace.private, 30.0, clock), 3, clock).look())
 
 
 @pytest.mark.seed("004", "14.5")

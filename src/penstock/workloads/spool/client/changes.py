@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
 from msgspec import structs
@@ -17,13 +16,26 @@ from penstock.lifecycles.spool import SPOOL, SpoolEvent, Status
 from penstock.ports.clock import Clock, SystemClock
 from penstock.workloads.spool.client.work import IMAGES, MAX_PROMPT, PROMPT, Work
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.closing import fail
-from penstock.workloads.spool.disk.files import Unfit, move, read_file, replace_file
-from penstock.workloads.spool.disk.ids import JobId, is_job_id, order_of
-from penstock.workloads.spool.disk.meta import read_kind, read_options, seen_meta, stamp
+from penstock.workloads.spool.disk.files import (
+    TMP,
+    Unfit,
+    make_usable,
+    move,
+    read_file,
+    remove_tree,
+    replace_file,
+)
+from penstock.workloads.spool.disk.job import (
+    JobGone,
+    fail,
+    read_kind,
+    read_options,
+    requeue,
+    seen_meta,
+    stamp,
+)
 from penstock.workloads.spool.disk.peers import Peers, original_runs, returning
-from penstock.workloads.spool.disk.removing import TMP, remove_tree
-from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.disk.workspace import JobId, Workspace, is_job_id, order_of
 
 CANCELLED = "CANCELLED"
 """The code of a job that failed because somebody wanted it to."""
@@ -50,6 +62,9 @@ def cancel(
             raise NotFound(f"there is no job {job_id} in {workspace.path}")
         if SPOOL.is_final(status):
             return status
+        with suppress(FileNotFoundError):
+            if not make_usable(workspace.name(status, job_id)):
+                raise Conflict(f"{job_id} in {workspace.folder(status)} is not a folder")
         # Under this lock nobody puts a job back, so one that we have stays ours.
         with returning(workspace.private):
             if status is Status.RUNNING and _has_server(workspace, job_id, time):
@@ -77,16 +92,10 @@ def _end(workspace: Workspace, job_id: JobId, reason: str, clock: Clock) -> Stat
     try:
         fail(workspace, job_id, end, f"{CANCELLED}: {reason}")
     except PenstockError:
-        _requeue(workspace, job_id)
+        with suppress(OSError, PenstockError, JobGone):  # the disk would not let us end it
+            requeue(workspace, job_id)
         raise
     return Status.FAILED
-
-
-def _requeue(workspace: Workspace, job_id: JobId) -> None:
-    """The disk would not let us end it."""
-    queued = SPOOL.after(Status.RUNNING, SpoolEvent.RECOVER)
-    with suppress(OSError, PenstockError):
-        move(workspace.of(Status.RUNNING, job_id), workspace.of(queued, job_id), sync=Sync.NONE)
 
 
 def _has_server(workspace: Workspace, job_id: JobId, clock: Clock) -> bool:
@@ -119,9 +128,10 @@ def clean(
     states: Collection[Status] = SPOOL.final,
     *,
     clock: Clock | None = None,
+    dry_run: bool = False,
 ) -> list[JobId]:
     """The ids of the jobs that were taken away: those that ended more than `older_than` seconds
-    ago, and all but the last `keep` in each state. With neither, no job is.
+    ago, and all but the last `keep` in each state. With neither, no job is. A dry run only tells.
 
     A job is gone at once and as a whole, by one rename; its files are deleted afterwards. What
     submitters that were killed left a day ago goes too.
@@ -133,26 +143,13 @@ def clean(
     gone: list[JobId] = []
     for status in sorted(states):
         for job_id in _chosen(workspace, status, now, older_than, keep):
-            if _take_away(workspace, status, job_id):
+            if dry_run or _take_away(workspace, status, job_id):
                 gone.append(job_id)
-    _sweep_staging(workspace, now)
-    _sweep_notes(workspace)
-    _empty_trash(workspace)
+    if not dry_run:
+        _sweep(workspace.folder(Status.STAGING), lambda one: now - _changed(one) > ABANDONED)
+        _sweep(workspace.private / "cancel", lambda one: _is_over(workspace, one.name))
+        _sweep(workspace.private / "trash", lambda _: True)
     return sorted(gone, key=order_of)
-
-
-def outdated(
-    workspace: Workspace,
-    older_than: float | None = None,
-    keep: int | None = None,
-    states: Collection[Status] = SPOOL.final,
-    *,
-    clock: Clock | None = None,
-) -> list[JobId]:
-    """The ids of the jobs that `clean` would take away."""
-    now = (clock or SystemClock()).now()
-    found = (_chosen(workspace, status, now, older_than, keep) for status in states)
-    return sorted(chain.from_iterable(found), key=order_of)
 
 
 def _chosen(
@@ -175,12 +172,11 @@ def _ends(workspace: Workspace, status: Status) -> Iterator[tuple[float, object,
         for entry in entries:
             if is_job_id(entry.name):
                 with suppress(FileNotFoundError):
-                    ended = entry.stat(follow_symlinks=False).st_mtime
-                    yield ended, order_of(entry.name), entry.name
+                    yield _changed(entry), order_of(entry.name), entry.name
 
 
 def _take_away(workspace: Workspace, status: Status, job_id: JobId) -> bool:
-    trash = _trash(workspace) / f"{job_id}.{secrets.token_hex(8)}{TMP}"
+    trash = workspace.private / "trash" / f"{job_id}.{secrets.token_hex(8)}{TMP}"
     try:
         move(workspace.of(status, job_id), trash, sync=Sync.NONE)
     except FileNotFoundError:
@@ -188,37 +184,22 @@ def _take_away(workspace: Workspace, status: Status, job_id: JobId) -> bool:
     return True
 
 
-def _sweep_staging(workspace: Workspace, now: float) -> None:
-    with os.scandir(workspace.folder(Status.STAGING)) as entries:
+def _sweep(folder: Path, is_old: Callable[[os.DirEntry[str]], bool]) -> None:
+    """Another who cleans may be at it too; what stays is for the next time."""
+    with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if now - entry.stat(follow_symlinks=False).st_mtime > ABANDONED:
-                    remove_tree(Path(entry.path))
+                if is_old(entry):
+                    remove_tree(entry.path)
 
 
-def _sweep_notes(workspace: Workspace) -> None:
-    """Wishes to cancel jobs that have ended."""
-    with os.scandir(workspace.private / "cancel") as entries:
-        for entry in entries:
-            if not is_job_id(entry.name) or _is_over(workspace, entry.name):
-                with suppress(OSError):
-                    os.unlink(entry.path)
+def _changed(entry: os.DirEntry[str]) -> float:
+    return entry.stat(follow_symlinks=False).st_mtime
 
 
-def _is_over(workspace: Workspace, job_id: JobId) -> bool:
-    return workspace.find(job_id) not in (Status.QUEUED, Status.RUNNING)
-
-
-def _empty_trash(workspace: Workspace) -> None:
-    with os.scandir(_trash(workspace)) as entries:
-        for entry in entries:
-            # Another who cleans may be at it too; what stays is for the next time.
-            with suppress(OSError):
-                remove_tree(Path(entry.path))
-
-
-def _trash(workspace: Workspace) -> Path:
-    return workspace.private / "trash"
+def _is_over(workspace: Workspace, name: str) -> bool:
+    """Whether a wish to cancel it is too late."""
+    return not is_job_id(name) or workspace.find(name) not in (Status.QUEUED, Status.RUNNING)
 
 
 def retry(workspace: Workspace, job_id: JobId, *, clock: Clock | None = None) -> JobId:

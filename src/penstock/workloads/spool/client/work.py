@@ -24,10 +24,10 @@ from penstock.workloads.spool.disk.files import (
     fsync_dir,
     make_folder,
     move,
+    remove_tree,
     write_files,
 )
-from penstock.workloads.spool.disk.ids import JobId, SpoolIds, check_job_id
-from penstock.workloads.spool.disk.meta import (
+from penstock.workloads.spool.disk.job import (
     KIND,
     META,
     OPTIONS,
@@ -36,9 +36,14 @@ from penstock.workloads.spool.disk.meta import (
     encode_options,
     stamp,
 )
-from penstock.workloads.spool.disk.meta import checked as checked_options
-from penstock.workloads.spool.disk.removing import remove_tree
-from penstock.workloads.spool.disk.workspace import FORWARD, Workspace
+from penstock.workloads.spool.disk.job import checked as checked_options
+from penstock.workloads.spool.disk.workspace import (
+    FORWARD,
+    JobId,
+    SpoolIds,
+    Workspace,
+    check_job_id,
+)
 
 MAX_PROMPT = 10_000_000
 MAX_TAGS = 1000

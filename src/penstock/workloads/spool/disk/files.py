@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Mapping
@@ -26,7 +27,6 @@ from typing import Any
 from penstock.core.errors import InvalidRequest, StoreFailed, StoreFull
 from penstock.ports.process import failpoint
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.removing import TMP, remove_tree
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REASONS = {
@@ -36,7 +36,11 @@ _REASONS = {
     errno.EIO: "the disk reports an error",
     errno.EXDEV: "the folders of a workspace have to be on one file system",
 }
+TMP = ".tmp"
+"""How the names of what is not whole, or not to stay, end."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_UNREADABLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Opens a folder that may not be read, where the system can."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -45,6 +49,10 @@ class Unfit(InvalidRequest):
     """What lies in a job's folder can't be used: says which file, and why."""
 
     code = "UNFIT"
+
+
+class NotAFolder(Unfit):
+    """What lies in the place of a job is none."""
 
 
 def write_files(folder: Path | str, files: Mapping[str, bytes], sync: Sync) -> None:
@@ -98,13 +106,13 @@ def replace_file(
         except FileExistsError:
             with store_errors("replace", f"{folder}/{name}"):
                 for one in files:
-                    remove_tree(Path(folder, one))
+                    remove_tree(f"{folder}/{one}")
             write_files(folder, files, sync)
         with store_errors("write", f"{folder}/{name}"):
             try:
                 os.replace(f"{folder}/{draft}", f"{folder}/{name}")
             except IsADirectoryError:
-                remove_tree(Path(folder, name))
+                remove_tree(f"{folder}/{name}")
                 os.replace(f"{folder}/{draft}", f"{folder}/{name}")
         failpoint("spool-replaced")
     except BaseException:
@@ -180,7 +188,7 @@ class OpenFolder:
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 mode = os.lstat(path).st_mode
-                raise Unfit(self.name, f"is {_kind(mode)}, not a folder") from None
+                raise NotAFolder(self.name, f"is {_kind(mode)}, not a folder") from None
             raise Unfit(self.name, f"can't be read: {_reason(error)}") from error
 
     def __enter__(self) -> OpenFolder:
@@ -329,20 +337,19 @@ def _read_all(handle: int, most: int, piece: int) -> bytes:
 
 
 _AT_FDCWD = -100
-_NOREPLACE = 1
-_EXCL = 4
-"""The same on macOS."""
+_NOREPLACE = ctypes.c_uint(1)
 _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
 def rename_exclusively(source: Path | str, target: Path | str) -> None:
     """FileExistsError if the target is there, FileNotFoundError if the source is not."""
-    code = _rename(os.fsencode(source), os.fsencode(target))
+    call, names = _library("renameat2"), (os.fsencode(source), os.fsencode(target))
+    if call is not None and not call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _NOREPLACE):
+        return
+    code = ctypes.get_errno() if call is not None else errno.ENOSYS
     if code in _UNSUPPORTED:
         _rename_after_a_look(source, target)
-    elif code in (errno.EEXIST, errno.ENOTEMPTY):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-    elif code:
+    else:
         raise OSError(code, os.strerror(code), str(source), None, str(target))
 
 
@@ -355,17 +362,6 @@ def flush_file_system(handle: int) -> None:
     if _library("syncfs")(handle):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-def _rename(source: bytes, target: bytes) -> int:
-    if sys.platform == "darwin":
-        call, words = _library("renamex_np"), (source, target, ctypes.c_uint(_EXCL))
-    else:
-        words = (_AT_FDCWD, source, _AT_FDCWD, target, ctypes.c_uint(_NOREPLACE))
-        call = _library("renameat2")
-    if call is None:
-        return errno.ENOSYS
-    return ctypes.get_errno() if call(*words) else 0
 
 
 @cache
@@ -408,3 +404,68 @@ def _file_system(device: int) -> str:
         if before.split()[2] == number:
             return after.split()[0]
     return ""
+
+
+# -- removing -----------------------------------------------------------------------
+
+
+def remove_tree(path: Path | str) -> None:
+    """Take away a folder and all in it, or a file. Follows no link, not even one that is put there
+    meanwhile; fine if it is not there; OSError if something can't be removed.
+
+    Everything is named relative to an open folder. A folder inside is moved up beside `path` and
+    emptied there: so neither a path nor the stack grows with how deep it lies.
+    """
+    parent, name = os.path.split(path)
+    try:
+        above = os.open(parent, _FOLDER)
+    except FileNotFoundError:
+        return
+    try:
+        names = [name]
+        while names:
+            inner = _emptied(names[-1], above)
+            names += inner
+            if not inner:
+                names.pop()
+    finally:
+        os.close(above)
+
+
+def _emptied(name: str, above: int) -> list[str]:
+    """What its folders are called after they were moved up; it is gone if it had none."""
+    try:
+        if not make_usable(name, above):
+            os.unlink(name, dir_fd=above)
+            return []
+        folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
+    except FileNotFoundError:
+        return []
+    lifted: list[str] = []
+    try:
+        for entry in os.listdir(folder):
+            if make_usable(entry, folder):
+                lifted.append(f"{secrets.token_hex(8)}{TMP}")
+                os.rename(entry, lifted[-1], src_dir_fd=folder, dst_dir_fd=above)
+            else:
+                os.unlink(entry, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not lifted:
+        os.rmdir(name, dir_fd=above)
+    return lifted
+
+
+def make_usable(name: str, above: int | None = None) -> bool:
+    """Whether it is a folder; if so, its owner may read and change it from now on."""
+    mode = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
+    if not stat.S_ISDIR(mode):
+        return False
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with suppress(OSError):  # through a handle, so that no link is followed
+            folder = os.open(name, _UNREADABLE, dir_fd=above)
+            try:
+                os.chmod(f"/proc/self/fd/{folder}", stat.S_IMODE(mode) | stat.S_IRWXU)
+            finally:
+                os.close(folder)
+    return True

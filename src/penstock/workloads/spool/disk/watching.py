@@ -78,14 +78,11 @@ class FolderWatch:
         return self._events.is_live
 
     def add(self, folder: Path, on_name: Callable[[str], None]) -> int:
-        """Returns what `forget` takes, NOT_WATCHED if it can't be watched."""
+        """Returns its number, NOT_WATCHED if it can't be watched."""
         number = self._events.add(folder)
         if number >= 0:
             self._heard[number] = on_name
         return number
-
-    def forget(self, number: int) -> None:
-        self._heard.pop(number, None)
 
     def close(self) -> None:
         if self._events.fd >= 0:

@@ -1,142 +1,255 @@
-"""The jobs that a server has at once: claims the next when there is room."""
+"""The jobs that a server has at once: claims the next when there is room; and what the parts of a
+server share: health, events, threads for files."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from pathlib import Path
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum, StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from msgspec import Struct
 
-from penstock.core.errors import StoreFailed
+from penstock.core.errors import PenstockError, StoreFailed
 from penstock.lifecycles.spool import SPOOL, SpoolEvent, Status
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.files import move
-from penstock.workloads.spool.disk.ids import Turn
-from penstock.workloads.spool.disk.removing import open_up
-from penstock.workloads.spool.server.running import EventKind, JobEvent, Running, ServerParts, Why
+from penstock.ports.clock import Clock
+from penstock.workloads.spool.config import ServerConfig, Sync
+from penstock.workloads.spool.disk.files import exists, make_usable, move, read_file
+from penstock.workloads.spool.disk.job import NO_ATTEMPTS, Attempts, Meta
+from penstock.workloads.spool.disk.peers import Claims
+from penstock.workloads.spool.disk.workspace import Workspace
 
-
-class Waiting(Struct, frozen=True, kw_only=True):
-    """One queued job."""
-
-    job_id: str
-    turn: Turn
-    deadline: float | None = None
-    parent: str | None = None
-    """The job whose end it waits for."""
-    suspect: bool = False
-    """Whether it is to run alone."""
-    model: str = ""
-    """The model that it names; empty for the default one."""
-
-
-class Queue:
-    """A heap by turn, and beside it those that wait for a parent."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Waiting] = {}
-        self._heap: list[tuple[Turn, str]] = []
-        self._deadlines: list[tuple[float, str]] = []
-        self._children: dict[str, set[str]] = {}
-        self._paused: dict[str, set[str]] = {}
-        """Jobs that wait for a model, by its name."""
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._known
-
-    def add(self, found: Iterable[Waiting]) -> None:
-        for waiting in found:
-            if waiting.job_id not in self._known:
-                self._add(waiting)
-
-    def _add(self, waiting: Waiting) -> None:
-        self._known[waiting.job_id] = waiting
-        if waiting.deadline is not None:
-            heapq.heappush(self._deadlines, (waiting.deadline, waiting.job_id))
-        if waiting.parent is None or self._is_circle(waiting):
-            heapq.heappush(self._heap, (waiting.turn, waiting.job_id))
-        else:
-            self._children.setdefault(waiting.parent, set()).add(waiting.job_id)
-
-    def _is_circle(self, waiting: Waiting) -> bool:
-        """Whether it would wait for itself: then it is let through, to fail with that reason."""
-        seen = {waiting.job_id}
-        parent = waiting.parent
-        while parent is not None and parent not in seen:
-            seen.add(parent)
-            known = self._known.get(parent)
-            parent = known.parent if known else None
-        return parent is not None
-
-    def pop(self) -> Waiting | None:
-        """The job whose turn it is; the queue forgets it."""
-        while self._heap:
-            _, job_id = heapq.heappop(self._heap)
-            if (waiting := self._known.get(job_id)) is not None:
-                self.forget(job_id)
-                return waiting
-        return None
-
-    def pause(self, waiting: Waiting, model: str) -> None:
-        """Keep a job that was popped until its model is resumed."""
-        self._known[waiting.job_id] = waiting
-        if waiting.deadline is not None:
-            heapq.heappush(self._deadlines, (waiting.deadline, waiting.job_id))
-        self._paused.setdefault(model, set()).add(waiting.job_id)
-
-    def resume(self, model: str) -> bool:
-        """Let the jobs of a model have their turn; whether there were any."""
-        jobs = [one for one in self._paused.pop(model, set()) if one in self._known]
-        for job_id in jobs:
-            heapq.heappush(self._heap, (self._known[job_id].turn, job_id))
-        return bool(jobs)
-
-    def forget(self, job_id: str) -> None:
-        waiting = self._known.pop(job_id, None)
-        if waiting is not None and waiting.parent in self._children:
-            children = self._children[waiting.parent]
-            children.discard(job_id)
-            if not children:
-                del self._children[waiting.parent]
-
-    @property
-    def parents(self) -> Collection[str]:
-        """Those that somebody waits for."""
-        return self._children.keys()
-
-    def ended(self, parent: str) -> bool:
-        """Let its children have their turn; whether there were any."""
-        children = self._children.pop(parent, set())
-        for job_id in children:
-            heapq.heappush(self._heap, (self._known[job_id].turn, job_id))
-        return bool(children)
-
-    def next_deadline(self) -> float | None:
-        while self._deadlines and self._deadlines[0][1] not in self._known:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def late(self, now: float) -> list[str]:
-        """Those whose deadline is over; the queue forgets them."""
-        late: list[str] = []
-        while (due := self.next_deadline()) is not None and due <= now:
-            _, job_id = heapq.heappop(self._deadlines)
-            self.forget(job_id)
-            late.append(job_id)
-        return late
-
+if TYPE_CHECKING:
+    from penstock.workloads.spool.server.scanner import Waiting
 
 log = logging.getLogger(__name__)
 
-Following = Callable[[], Awaitable[Waiting]]
+
+class ServerHealth:
+    """Troubles that last, each under a name; told when they come and when they are over."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        return dict(self._troubles)
+
+    @property
+    def is_well(self) -> bool:
+        return not self._troubles
+
+    def trouble(self, name: str, why: str) -> None:
+        if name not in self._troubles:
+            log.error("%s: %s", name, why)
+        self._troubles[name] = why
+
+    def over(self, name: str) -> None:
+        if self._troubles.pop(name, None) is not None:
+            log.warning("%s: goes on", name)
+
+
+class EventKind(StrEnum):
+    CLAIMED = "claimed"
+    DONE = "done"
+    FAILED = "failed"
+    REQUEUED = "requeued"
+    """It goes back to the queue: the server stops, or the engine died."""
+    LET_GO = "let go"
+    """Somebody else took its folder away."""
+
+
+class JobEvent(Struct, frozen=True, kw_only=True):
+    """One thing that happened to one job."""
+
+    at: float
+    what: EventKind
+    job_id: str
+    seconds: float = 0.0
+    """Since it was claimed."""
+    tokens: int = 0
+    """Of the answer."""
+    code: str = ""
+    """Why it failed, for programs."""
+    reason: str = ""
+    """Why it failed or was given back, in a sentence."""
+
+
+Tell = Callable[[JobEvent], None]
+
+
+class Counts(Struct, kw_only=True):
+    """What a server did since it started."""
+
+    claimed: int = 0
+    done: int = 0
+    failed: int = 0
+    requeued: int = 0
+    let_go: int = 0
+    tokens: int = 0
+
+    def add(self, event: JobEvent) -> None:
+        name = _COUNTER[event.what]
+        setattr(self, name, getattr(self, name) + 1)
+        self.tokens += event.tokens
+
+
+_COUNTER = {kind: kind.name.lower() for kind in EventKind}
+
+
+class Why(Enum):
+    """Why a job is ended from outside."""
+
+    STOP = "the server stops"
+    CANCELLED = "cancelled"
+    GONE = "its folder was moved or deleted"
+
+
+class Running:
+    """From its claim to its end. What is cancelled first says why."""
+
+    def __init__(self, job_id: str, folder: str, folder_id: int, since: float) -> None:
+        self.job_id, self.since = job_id, since
+        self.folder = folder
+        """In `processing`."""
+        self.folder_id = folder_id
+        """The inode of its folder: another folder under its name is another job."""
+        self.why: Why | None = None
+        self.reason = ""
+        """What was said about a cancellation."""
+        self.ended = False
+        """Whether its folder has left `processing`."""
+        self.task: asyncio.Task[None] | None = None
+        self.meta: Meta | None = None
+        """As it was read; None if it could not be."""
+        self.model = ""
+        """The model that it names, or the default one."""
+        self.facts: dict[str, str] = {}
+        """What is known of it for its metadata, however it ends."""
+        self.suspect = False
+        """Whether it was known to be one when it was claimed."""
+        self.attempts = NO_ATTEMPTS
+        """Those before this one."""
+        self.lost: Attempts | None = None
+        """With this one, once it is counted as lost."""
+
+    def end(self, why: Why, reason: str = "") -> None:
+        if self.why is None and self.task is not None and not self.task.done():
+            self.why, self.reason = why, reason
+            # Not before its first step: a task that never ran can't clean up.
+            asyncio.get_running_loop().call_soon(self.task.cancel)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_TURN = 0.002
+"""Seconds after which a thread tells what it has done so far."""
+
+
+class _Unstoppable(asyncio.Future[T]):
+    """A task that is cancelled while it waits for this hears of it once this is done."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        return False
+
+
+class Threads:
+    """A few threads, handed in to whoever reads and writes; with none, it is done at once.
+
+    What waits is done by one thread in one go: many small pieces of work would otherwise spend
+    most of their time with handing the interpreter from thread to thread.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._threads = ThreadPoolExecutor(most or 1, thread_name_prefix="spool")
+        self._most, self._busy = most, 0
+        self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
+
+    async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Its result. When cancelled it waits for the end first, so that what is being written
+        is never touched by two."""
+        return await self._done(partial(work, *args, **kwargs), insist=False)
+
+    async def see_through(self, work: Callable[[], T]) -> T:
+        """Its result, even if it was cancelled meanwhile; that is told only if it failed."""
+        return await self._done(work, insist=True)
+
+    async def _done(self, work: Callable[[], T], *, insist: bool) -> T:
+        if not self._most:
+            return work()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = _Unstoppable(loop=loop)
+        self._waiting.append((future, work))
+        self._start(loop)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.exception() is not None or not insist:
+                raise
+            return future.result()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waiting and self._busy < self._most:
+            self._threads.submit(self._work, loop)
+            self._busy += 1
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread."""
+        done: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        end = time.monotonic() + _TURN
+        while not done or time.monotonic() < end:
+            try:
+                future, work = self._waiting.popleft()
+            except IndexError:  # another thread was quicker
+                break
+            try:
+                done.append((future, work(), None))
+            except BaseException as error:
+                done.append((future, None, error))
+        loop.call_soon_threadsafe(self._tell, loop, done)
+
+    def _tell(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        done: list[tuple[asyncio.Future[Any], Any, BaseException | None]],
+    ) -> None:
+        self._busy -= 1
+        for future, result, error in done:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        self._start(loop)
+
+
+class ServerParts(Struct, frozen=True, kw_only=True):
+    """What the parts of one server share."""
+
+    config: ServerConfig
+    workspace: Workspace
+    claims: Claims
+    clock: Clock
+    health: ServerHealth
+    tell: Tell
+    threads: Threads
+    """For the files of jobs."""
+    chores: Threads
+    """For what may take long, as removing many jobs."""
+
+
+Following = Callable[[], Awaitable["Waiting"]]
 Process = Callable[[Running], Awaitable[None]]
+_MAX_NOTE = 4096
 _PAUSE = 1.0
 """Seconds until the next claim after the disk refused one."""
 
@@ -148,6 +261,8 @@ class Pool:
         self._workspace, self._claims, self._process = parts.workspace, parts.claims, process
         self._clock, self._health, self._tell = parts.clock, parts.health, parts.tell
         self._room = asyncio.Semaphore(parts.config.workers)
+        self.notes = parts.workspace.private / "cancel"
+        """Each file is named for a job that is to be cancelled, and says why."""
         self._put_off: set[str] = set()
         self.running: dict[str, Running] = {}
 
@@ -215,6 +330,8 @@ class Pool:
         self._put_off.discard(running.job_id)
         running.task = asyncio.create_task(self._one(running, over))
         self._tell(JobEvent(at=self._clock.now(), what=EventKind.CLAIMED, job_id=running.job_id))
+        if exists(f"{self.notes}/{running.job_id}"):  # a note that came before the claim
+            self.cancel(running.job_id)
 
     async def _one(self, running: Running, over: Callable[[], None]) -> None:
         try:
@@ -226,8 +343,20 @@ class Pool:
             del self.running[running.job_id]
             over()
 
-    def let_go(self) -> None:
-        """Find jobs whose folders were taken away."""
+    def cancel(self, job_id: str) -> None:
+        """A note about it has appeared."""
+        running = self.running.get(job_id)
+        if running is not None and not running.ended:
+            reason = b""
+            with suppress(OSError, PenstockError):
+                reason = read_file(self.notes, job_id, _MAX_NOTE)
+            running.end(Why.CANCELLED, reason.decode(errors="replace").strip())
+
+    def look(self) -> None:
+        """Find notes that were missed, and jobs whose folders were taken away."""
+        with suppress(OSError):
+            for name in os.listdir(self.notes):
+                self.cancel(name)
         for running in list(self.running.values()):
             try:
                 found = os.lstat(running.folder).st_ino
@@ -264,5 +393,5 @@ def _move(queued: str, claimed: str) -> None:
         if not isinstance(error.__cause__, PermissionError):
             raise
         # A folder that may not be written to can't be moved: if it is ours, it may be from now on.
-        open_up(Path(queued), os.lstat(queued).st_mode)
+        make_usable(queued)
         move(queued, claimed, sync=Sync.NONE)

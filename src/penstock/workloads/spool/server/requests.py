@@ -33,18 +33,19 @@ from penstock.workloads.spool.client.work import (
     media_type,
 )
 from penstock.workloads.spool.config import JobKind, SpoolOptions
-from penstock.workloads.spool.disk.closing import RESULT
 from penstock.workloads.spool.disk.files import OpenFolder, Unfit, read_file, read_text
-from penstock.workloads.spool.disk.ids import is_job_id, is_original
-from penstock.workloads.spool.disk.meta import Meta, read_kind, read_meta, read_options
-from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.disk.job import (
+    RESULT,
+    JobGone,
+    Meta,
+    read_kind,
+    read_meta,
+    read_options,
+)
+from penstock.workloads.spool.disk.workspace import Workspace, is_job_id, is_original
 
 _MAX_IMAGES = 256 << 20
 """Bytes of all images of a job: they are all in memory at once."""
-
-
-class JobGone(Exception):
-    """A folder that another process took away."""
 
 
 class Spooled(Struct, frozen=True, kw_only=True):
@@ -270,11 +271,6 @@ def _data_uri(image: bytes) -> str:
 
 
 _SEEDS = (1 << 32) - 1
-
-
-class Prepared(Struct, frozen=True, kw_only=True):
-    job: Spooled
-    ask: GenerationRequest | EmbeddingRequest
 
 
 def request_for(

@@ -7,20 +7,30 @@ scan lists names only, and takes a small part of the time however many there are
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from penstock.core.errors import PenstockError
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.client.work import PROMPT
 from penstock.workloads.spool.config import SpoolOptions
-from penstock.workloads.spool.disk.files import OpenFolder
-from penstock.workloads.spool.disk.ids import is_job_id, order_of, turn_of
-from penstock.workloads.spool.disk.meta import OPTIONS, read_options, seen_meta
-from penstock.workloads.spool.server.pool import Queue, Waiting
-from penstock.workloads.spool.server.running import ServerParts, read_attempts
+from penstock.workloads.spool.disk.files import NotAFolder, OpenFolder
+from penstock.workloads.spool.disk.job import (
+    OPTIONS,
+    Meta,
+    fail_impostor,
+    read_attempts,
+    read_options,
+    seen_meta,
+    stamp,
+)
+from penstock.workloads.spool.disk.workspace import Turn, is_job_id, order_of, turn_of
+from penstock.workloads.spool.server.pool import ServerParts
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +38,101 @@ BATCH = 256
 """Jobs that are learned at a time: work begins with the first of them."""
 GRACE = 2.0
 """Seconds that a folder without a prompt has: somebody may be writing it where it lies."""
+INVALID = "INVALID"
+"""The code of a job with a file that is not what it must be."""
 _NO_OPTIONS = SpoolOptions()
 _SHARE = 20
 """A scan has at most one part in so many of the time."""
+
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    """One queued job."""
+
+    job_id: str
+    turn: Turn
+    deadline: float | None = None
+    parent: str | None = None
+    """The job whose end it waits for."""
+    suspect: bool = False
+    """Whether it is to run alone."""
+    model: str = ""
+    """The model that it names; empty for the default one."""
+
+
+class Queue:
+    """A heap by turn, and beside it those that wait for a job (their parent) or for a model."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Waiting] = {}
+        self._heap: list[tuple[Turn, str]] = []
+        self._deadlines: list[tuple[float, str]] = []
+        self._blocked: dict[str, set[str]] = {}
+        """The jobs that wait, by the id of the job or the name of the model that they wait for."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._known
+
+    def add(self, found: Iterable[Waiting]) -> None:
+        for waiting in found:
+            if waiting.job_id not in self._known:
+                circle = waiting.parent is not None and self._is_circle(waiting)
+                self.put(waiting, None if circle else waiting.parent)
+
+    def put(self, waiting: Waiting, blocked_by: str | None) -> None:
+        """Keep it until its turn, or first until `blocked_by` is released."""
+        self._known[waiting.job_id] = waiting
+        if waiting.deadline is not None:
+            heapq.heappush(self._deadlines, (waiting.deadline, waiting.job_id))
+        if blocked_by is None:
+            heapq.heappush(self._heap, (waiting.turn, waiting.job_id))
+        else:
+            self._blocked.setdefault(blocked_by, set()).add(waiting.job_id)
+
+    def _is_circle(self, waiting: Waiting) -> bool:
+        """Whether it would wait for itself: then it is let through, to fail with that reason."""
+        seen = {waiting.job_id}
+        parent = waiting.parent
+        while parent is not None and parent not in seen:
+            seen.add(parent)
+            known = self._known.get(parent)
+            parent = known.parent if known else None
+        return parent is not None
+
+    def pop(self) -> Waiting | None:
+        """The job whose turn it is; the queue forgets it."""
+        while self._heap:
+            _, job_id = heapq.heappop(self._heap)
+            if (waiting := self._known.pop(job_id, None)) is not None:
+                return waiting
+        return None
+
+    def release(self, blocker: str) -> bool:
+        """Let those that wait for it have their turn; whether there were any."""
+        jobs = [one for one in self._blocked.pop(blocker, ()) if one in self._known]
+        for job_id in jobs:
+            heapq.heappush(self._heap, (self._known[job_id].turn, job_id))
+        return bool(jobs)
+
+    @property
+    def parents(self) -> Collection[str]:
+        """The jobs that somebody waits for."""
+        for blocker in list(self._blocked):
+            self._blocked[blocker] &= self._known.keys()
+            if not self._blocked[blocker]:
+                del self._blocked[blocker]
+        return list(filter(is_job_id, self._blocked))
+
+    def late(self, now: float) -> list[str]:
+        """Those whose deadline is over; the queue forgets them."""
+        late: list[str] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, job_id = heapq.heappop(self._deadlines)
+            if self._known.pop(job_id, None) is not None:
+                late.append(job_id)
+        return late
 
 
 class Scanner:
@@ -55,14 +157,9 @@ class Scanner:
         self._arrived.append(name)
         self._woken.set()
 
-    def ended(self, job_id: str) -> None:
-        """A job has ended; who waits for it may go on."""
-        if self.queue.ended(job_id):
-            self._more.set()
-
-    def resume(self, model: str) -> None:
-        """A model's engine answers again; its jobs may go on."""
-        if self.queue.resume(model):
+    def release(self, blocker: str) -> None:
+        """A job has ended, or a model's engine answers again: who waits for it may go on."""
+        if self.queue.release(blocker):
             self._more.set()
 
     def look(self) -> None:
@@ -130,7 +227,7 @@ class Scanner:
         # They are awaited by now, so that one that ends during the look is not missed.
         if parents:
             for parent in await self._threads.do(self._final, list(parents)):
-                self.ended(parent)
+                self.release(parent)
 
     # -- blocking, in a thread ---------------------------------------------------------
 
@@ -156,6 +253,11 @@ class Scanner:
                 parent, suspect = seen_meta(folder).parent, read_attempts(folder).is_suspect
                 options = read_options(folder)
         except FileNotFoundError:
+            return None
+        except NotAFolder as problem:
+            meta = Meta(submitted_at=stamp(now), completed_at=stamp(now), code=INVALID)
+            with suppress(OSError, PenstockError):  # else the next scan does it
+                fail_impostor(self._workspace, job_id, meta, f"{INVALID}: {problem}")
             return None
         except (OSError, PenstockError):
             pass  # it will fail with the reason when it is its turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -18,108 +18,28 @@ from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.disk.peers import Claims, Peers, remove_pid, write_pid
 from penstock.workloads.spool.disk.watching import FolderWatch
 from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.outcomes import CANCELLED
-from penstock.workloads.spool.server.pool import Pool, Queue, Waiting
-from penstock.workloads.spool.server.processor import Processor
-from penstock.workloads.spool.server.recovery import Recovered, Recovery
-from penstock.workloads.spool.server.running import (
-    CancelNotes,
+from penstock.workloads.spool.server.pool import (
     Counts,
-    EventKind,
     JobEvent,
+    Pool,
     ServerHealth,
     ServerParts,
     Tell,
     Threads,
     Why,
 )
-from penstock.workloads.spool.server.scanner import Scanner
+from penstock.workloads.spool.server.processor import Processor
+from penstock.workloads.spool.server.recovery import Recovery
+from penstock.workloads.spool.server.scanner import Scanner, Waiting
 
 log = logging.getLogger(__name__)
 
 
 _TICK = 0.25
+"""Seconds between two looks for passed deadlines."""
 _CLEAN = 60.0
 _TOUCHES = 10
 """Signs of life in the time of a lease."""
-
-
-class Patrol:
-    """Orphans, vanished folders, missed notes, passed deadlines, old jobs, and its sign of life."""
-
-    def __init__(self, parts: ServerParts, pool: Pool, cancelling: CancelNotes) -> None:
-        self._config, self._workspace, self._claims = parts.config, parts.workspace, parts.claims
-        self._clock, self._threads, self._health = parts.clock, parts.chores, parts.health
-        self._pool, self._cancelling = pool, cancelling
-        peers = Peers(parts.workspace.private, parts.config.lease, parts.clock)
-        self._recovery = Recovery(parts.workspace, peers, parts.config.attempts, parts.clock)
-
-    async def live(self) -> None:
-        """Tell other machines that it is alive, until cancelled."""
-        while True:
-            await self._clock.sleep(self._config.lease / _TOUCHES)
-            try:
-                if not await self._threads.do(self._claims.touch):
-                    log.error("this server was taken for dead; it goes on under a new claim")
-                    await self._threads.do(self._claims.enter)
-                self._health.over("sign of life")
-            except (OSError, PenstockError) as error:
-                self._health.trouble("sign of life", str(error))
-
-    async def look(self) -> None:
-        """At the jobs in `processing`, until cancelled."""
-        while True:
-            await self._clock.sleep(self._config.scan)
-            self._pool.let_go()
-            self._cancelling.look()
-            await self.recover()
-
-    async def keep_pid(self) -> None:
-        """Write the pid file again when an original server that left took it along."""
-        while True:
-            await self._clock.sleep(self._config.scan)
-            with suppress(OSError):
-                await self._threads.do(write_pid, self._config.workspace, missing=True)
-
-    async def recover(self) -> Recovered:
-        try:
-            found = await self._threads.do(self._recovery.look)
-            self._health.over("recovery")
-        except (OSError, PenstockError) as error:
-            self._health.trouble("recovery", str(error))
-            return Recovered()
-        for job_id in found.queued:
-            log.warning("job %s had lost its server; it is queued again", job_id)
-        for job_id in found.failed:
-            log.error("job %s has lost its server too often; it has failed", job_id)
-        return found
-
-    async def keep_clean(self) -> None:
-        """Remove jobs that are kept no longer, until cancelled."""
-        while True:
-            await self.clean()
-            await self._clock.sleep(_CLEAN)
-
-    async def clean(self) -> list[str]:
-        """The jobs that were removed. Two servers that do it at once don't disturb each other."""
-        limits = (self._config.keep_seconds or None, self._config.keep_jobs or None)
-        try:
-            return await self._threads.do(clean, self._workspace, *limits, clock=self._clock)
-        except (OSError, PenstockError) as error:
-            log.warning("upkeep: %s", error)
-            return []
-
-    async def expire(self, queue: Queue) -> None:
-        """Have queued jobs fail whose deadline is over, until cancelled."""
-        while True:
-            for job_id in queue.late(self._clock.now()):
-                try:
-                    self._pool.start(job_id)
-                except (OSError, PenstockError) as error:
-                    self._health.trouble("claiming", str(error))
-            await self._clock.sleep(_TICK)
-
-
 _THREADS = 16
 _LAST = 5.0
 """Seconds that giving jobs back may take when the server leaves."""
@@ -143,7 +63,7 @@ class Server:
         # Threads wait for flushes side by side. What is not flushed takes no longer than handing it
         # to a thread.
         flushes = config.sync is Sync.FULL
-        self._parts = parts = ServerParts(
+        parts = ServerParts(
             config=config,
             workspace=workspace,
             claims=Claims(workspace.private),
@@ -153,12 +73,13 @@ class Server:
             threads=Threads(min(_THREADS, config.workers + 2) if flushes else 0),
             chores=Threads(2),
         )
-        self._threads, self._claims = parts.threads, parts.claims
+        self._threads, self._chores, self._claims = parts.threads, parts.chores, parts.claims
+        self._clock = parts.clock
         self._processor = Processor(parts, runner)
         self._pool = Pool(parts, self._processor.process)
         self._scanner = Scanner(parts)
-        self._cancelling = CancelNotes(workspace, self._pool.running)
-        self._patrol = Patrol(parts, self._pool, self._cancelling)
+        peers = Peers(workspace.private, config.lease, parts.clock)
+        self._recovery = Recovery(workspace, peers, config.attempts, parts.clock)
         self._duties: list[asyncio.Task[None]] = []
         """What goes on until the last job has left."""
         self._finding: list[asyncio.Task[None]] = []
@@ -204,18 +125,22 @@ class Server:
             raise
         self._over = asyncio.get_running_loop().create_future()
         self._listen()
-        self._duties = [self._own(self._patrol.live()), self._own(self._patrol.look())]
+        every = self._every
+        self._duties = [
+            every(self.config.lease / _TOUCHES, "sign of life", self._give_sign),
+            every(self.config.scan, "recovery", self._look),
+        ]
         try:
-            await self._patrol.recover()
+            await self._attempt("recovery", self._look)
         except BaseException:
             await self.stop(at_once=True)
             raise
         self._finding = [
             self._own(self._scanner.run()),
             self._own(self._pool.run(self._following)),
-            self._own(self._patrol.expire(self._scanner.queue)),
-            self._own(self._patrol.keep_pid()),
-            self._own(self._patrol.keep_clean()),
+            every(_TICK, "deadlines", self._expire),
+            every(self.config.scan, "pid file", self._keep_pid),
+            every(_CLEAN, "upkeep", self._clean),
         ]
 
     async def wait(self) -> None:
@@ -234,14 +159,62 @@ class Server:
             self._stopping = asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
 
+    # -- duties ------------------------------------------------------------------------
+
+    def _every(
+        self, seconds: float, name: str, duty: Callable[[], Awaitable[object]]
+    ) -> asyncio.Task[None]:
+        async def repeat() -> None:
+            while True:
+                well = await self._attempt(name, duty)
+                await self._clock.sleep(seconds if well else min(seconds, self.config.scan))
+
+        return self._own(repeat())
+
+    async def _attempt(self, name: str, duty: Callable[[], Awaitable[object]]) -> bool:
+        """Whether it was done. A disk that refuses is a trouble, and no reason to stop."""
+        try:
+            await duty()
+        except (OSError, PenstockError) as error:
+            self._health.trouble(name, str(error))
+            return False
+        self._health.over(name)
+        return True
+
+    async def _give_sign(self) -> None:
+        """Tell other machines that it is alive."""
+        if not await self._chores.do(self._claims.touch):
+            log.error("this server was taken for dead; it goes on under a new claim")
+            await self._chores.do(self._claims.enter)
+
+    async def _look(self) -> None:
+        """At the jobs in `processing`."""
+        self._pool.look()
+        await self._chores.do(self._recovery.look)
+
+    async def _keep_pid(self) -> None:
+        """Write the pid file again when an original server that left took it along."""
+        await self._chores.do(write_pid, self._workspace.path, missing=True)
+
+    async def _clean(self) -> None:
+        """Remove jobs that are kept no longer. Two servers that do it at once don't disturb each
+        other."""
+        limits = (self.config.keep_seconds or None, self.config.keep_jobs or None)
+        await self._chores.do(clean, self._workspace, *limits, clock=self._clock)
+
+    async def _expire(self) -> None:
+        """Have queued jobs fail whose deadline is over."""
+        for job_id in self._scanner.queue.late(self._clock.now()):
+            self._pool.start(job_id)
+
     # ----------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         self._watch = FolderWatch(self._scanner.look)
         self._watch.add(self._workspace.folder(Status.QUEUED), self._scanner.came)
-        self._watch.add(self._cancelling.folder, self._cancelling.came)
+        self._watch.add(self._pool.notes, self._pool.cancel)
         for ended in SPOOL.final:
-            self._watch.add(self._workspace.folder(ended), self._scanner.ended)
+            self._watch.add(self._workspace.folder(ended), self._scanner.release)
 
     async def _following(self) -> Waiting:
         """The next job whose model can be asked; the others are not even claimed."""
@@ -251,21 +224,17 @@ class Server:
             model = waiting.model or self._processor.default_model
             if not self._runner.health.of(model).is_ill:
                 return waiting
-            self._scanner.queue.pause(waiting, model)
+            self._scanner.queue.put(waiting, blocked_by=model)
 
     def _engine_changed(self, model: str, health: EngineHealth) -> None:
         if health.is_ill:
             self._health.trouble(f"model {model}", str(health))
         else:
             self._health.over(f"model {model}")
-            self._scanner.resume(model)
+            self._scanner.release(model)
 
     def _tell(self, event: JobEvent) -> None:
         self.counts.add(event)
-        if event.what is EventKind.CLAIMED:
-            self._cancelling.check(event.job_id)
-        elif event.code == CANCELLED:
-            self._cancelling.over(event.job_id)
         if self.on_event is not None:
             try:
                 self.on_event(event)
@@ -299,7 +268,7 @@ class Server:
         self._runner.health.listeners.remove(self._engine_changed)
         self._claims.leave()
         self._threads.close()
-        self._parts.chores.close()
+        self._chores.close()
 
     def _own(self, duty: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(duty)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from penstock.api.served import Served
+from penstock.api.openai.models import Served
 from penstock.ports.engine_api import EngineApi
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock

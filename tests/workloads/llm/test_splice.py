@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.openai.splice import StreamSplice
 from penstock.core.errors import Conflict
+from penstock.workloads.llm.splice import StreamSplice
 from penstock.workloads.llm.values import (
     Choice,
     Delta,
