@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+_BILLION = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
 SIZES: dict[str, dict[str, int]] = {
     # Compute nearly nil: what is left is what lies between the nodes.
     "plumbing": {
@@ -15,15 +21,10 @@ SIZES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 4,
     },
     # The layers of a model of 1.1 billion weights, but only some of its 22.
-    "billion": {
-        "num_hidden_layers": 8,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-    },
+    "billion": {"num_hidden_layers": 8, **_BILLION},
+    "whole_billion": {"num_hidden_layers": 22, **_BILLION},
 }
-LAYERS = {"real": 30, "plumbing": 8, "billion": 8}
+LAYERS = {"real": 30, **{name: size["num_hidden_layers"] for name, size in SIZES.items()}}
 
 
 def make(name: str, gguf: Path, folder: Path) -> None:

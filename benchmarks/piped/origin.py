@@ -7,19 +7,20 @@ import json
 import sys
 import time
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import msgspec
 import uvloop
 from measure import process_seconds, resident_bytes
 from piped.models import prompt
-from piped.plan import PLANS, Plan, Spans
+from piped.plan import PLANS, TEXTS, Plan, Spans
 
 from penstock.workloads.llm.values import Completion, CompletionRequest, Sampling
 from penstock.workloads.pipes.config import LpConfig
-from penstock.workloads.pipes.node import Node
+from penstock.workloads.pipes.node import TICK, Node
 from penstock.workloads.pipes.routes import Route
-from penstock.workloads.pipes.wire.kinds import Kind
+from penstock.workloads.pipes.wire.frames import Kind
 
 
 class Clocks:
@@ -49,6 +50,30 @@ async def one(node: Node, ids: list[int], count: int) -> tuple[float, float, Com
         said = piece if isinstance(piece, Completion) else said
     assert said is not None
     return first, last, said
+
+
+async def answers(node: Node, plan: Plan) -> dict[str, Any]:
+    """Tokens/s and tokens a round trip, of texts that have much of what they answer in them and of
+    some that have not."""
+    found: dict[str, Any] = {}
+    for kind, texts in TEXTS.items():
+        rates, trips = [], []
+        for text in texts:
+            ask = CompletionRequest(
+                prompts=(text,), max_tokens=plan.answer, sampling=Sampling(temperature=0)
+            )
+            first = last = 0.0
+            async for piece in node.generate(ask):
+                last = time.perf_counter()
+                first = first or last
+                if isinstance(piece, Completion):
+                    [passes] = [hop.passes for hop in piece.hops if hop.layers == "ends"]
+                    trips.append((plan.answer - 1) / (passes - 1))
+                    found.setdefault("texts", []).append(piece.choice.text)
+            rates.append((plan.answer - 1) / (last - first))
+        found[f"{kind}_rate"] = fmean(rates)
+        found[f"{kind}_tokens_a_trip"] = fmean(trips)
+    return found
 
 
 async def measured(node: Node, plan: Plan, clocks: Clocks) -> dict[str, Any]:
@@ -119,9 +144,16 @@ async def main(config: LpConfig, pids: list[int], how: str) -> None:
     await node.start()
     while not isinstance(node.find(frozenset()), Route):
         await node.changed(1.0)
+    if config.memory and any(one.room >= one.num_layers for one in node.records()):
+        raise SystemExit("one node has memory for the whole model")
     assert node.origin is not None
     node.origin.text.ends = frozenset()  # answers are as long as was asked
-    figures = await measured(node, PLANS[how], Clocks(pids))
+    plan = PLANS[how]
+    if config.advertise:  # links that are slow
+        figures = await answers(node, plan)
+    else:
+        figures = await measured(node, plan, Clocks(pids))
+    await asyncio.sleep(2 * TICK)  # nodes that are idle give back what they computed with
     for number, pid in enumerate(pids):
         figures[f"resident_{number}"] = resident_bytes(pid)
     print(json.dumps(figures), flush=True)

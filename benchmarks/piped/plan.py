@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Plan(Struct, frozen=True):
@@ -14,15 +15,47 @@ class Plan(Struct, frozen=True):
     at_once: tuple[int, ...] = (1, 4, 8, 16)
     together: int = 24
     """Tokens of each job, where several are asked at once."""
+    answer: int = 96
+    """Tokens of each answer over slow links."""
     turns: int = 3
     """The best of so many."""
 
 
 PLANS = {
-    "tiny": Plan(tokens=4, first=(8,), at_once=(1, 2), together=3, turns=1),
+    "tiny": Plan(tokens=4, first=(8,), at_once=(1, 2), together=3, answer=8, turns=1),
     "quick": Plan(tokens=32, together=16, turns=2),
     "whole": Plan(),
 }
+PLANS |= {f"{how} rate": replace(plan, first=(), at_once=()) for how, plan in PLANS.items()}
+"""And the rate of one job alone, of models that are too large for the rest."""
+
+
+_STORY = (
+    "The ferry left the harbour at seven, with forty passengers and a crate of oranges for the"
+    " lighthouse. Halfway across the bay the engine stopped. The captain, who had seen worse, sent"
+    " the youngest sailor down with a lantern and a wrench. Twenty minutes later the ferry moved"
+    " again, slowly, and the passengers shared the oranges."
+)
+_CODE = """class Account:
+    def __init__(self, owner, balance):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        self.balance = self.balance + amount
+        return self.balance
+"""
+TEXTS = {
+    "quoting": (
+        f"Text:\n{_STORY}\n\nThe same text again, word for word:\n",
+        f"```python\n{_CODE}```\n\nThe same class with a method withdraw:\n\n```python\n",
+    ),
+    "new": (
+        "A short story about a clockmaker who finds a door behind the largest clock:\n\n",
+        "Dear Anna, thank you for your letter. You ask what I remember of that summer:",
+    ),
+}
+"""By whether the answer repeats what is in the prompt."""
 
 
 class Spans:

@@ -17,7 +17,7 @@ def any_of(kept: CachedPrefix) -> bool:
 
 
 def kept(key: bytes, ids: tuple[int, ...], until: float = 10.0) -> CachedPrefix:
-    return CachedPrefix(key, "t", ids, HOPS, until)
+    return CachedPrefix({"a": key, "b": key}, "t", ids, HOPS, until)
 
 
 def test_the_longest_common_beginning_is_taken() -> None:
@@ -27,7 +27,7 @@ def test_the_longest_common_beginning_is_taken() -> None:
     prefixes.add(kept(b"other", (7, *TOKENS)))
     found = prefixes.take("t", TOKENS, 0.0, any_of)
     assert found is not None
-    assert (found[0].key, found[1]) == (b"long", 2 * LEAST)
+    assert (found[0].keys["b"], found[1]) == (b"long", 2 * LEAST)
 
 
 def test_each_is_taken_once() -> None:
@@ -55,7 +55,7 @@ def test_what_is_too_old_or_not_usable_is_passed_over() -> None:
     prefixes = Prefixes()
     prefixes.add(kept(b"old", TOKENS, until=1.0))
     prefixes.add(kept(b"gone", TOKENS[:-1], until=9.0))
-    assert prefixes.take("t", TOKENS, 5.0, lambda one: one.key != b"gone") is None
+    assert prefixes.take("t", TOKENS, 5.0, lambda one: one.keys["b"] != b"gone") is None
     assert len(prefixes) == 1
 
 

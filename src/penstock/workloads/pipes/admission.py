@@ -15,12 +15,11 @@ from msgspec import Struct
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LpConfig
-from penstock.workloads.pipes.job import ComputeStep, Hop, Job
-from penstock.workloads.pipes.jobs import JobTable
+from penstock.workloads.pipes.job import ComputeStep, Hop, Job, JobTable
 from penstock.workloads.pipes.model.cache import CacheFull, JobCache, KvPool
 from penstock.workloads.pipes.pipe import Outbox, Pipe
 from penstock.workloads.pipes.routes import check_hops
-from penstock.workloads.pipes.wire.counters import Refused
+from penstock.workloads.pipes.wire.frames import Refused
 from penstock.workloads.pipes.wire.messages import End, Open, Opened
 
 if TYPE_CHECKING:
@@ -92,10 +91,12 @@ class Admission:
                 )
 
     def end(self, sender: str, message: End) -> None:
-        """From a job's origin only."""
+        """From a job's origin only. One that has ended is not wanted any more, even if it was to be
+        kept."""
         self._forget_reservation(sender, message.job_id)
         job = self._jobs.get(message.job_id)
         if job is None:
+            self._pool.drop(_key(sender, message.job_id))
             return
         if job.origin_node_id != sender:
             self._refused(Refused.FOREIGN_END)
@@ -160,33 +161,41 @@ class Admission:
         layers = [n for hop in self._own(message) for n in range(hop.start, hop.end)]
         try:
             self._check_layers(message)  # it may have got others while this one waited
-            cache, have = self._room(reservation.sender, message, layers)
+            cache, have, same = self._room(reservation.sender, message, layers)
         except CacheFull:
             return False
         except LlmFailure as failure:
             self._refuse(reservation.sender, message, failure)
             return True
-        self._jobs.add(self._job(reservation.sender, message, cache), self._pipe(message))
+        job = self._job(reservation.sender, message, cache, same)
+        self._jobs.add(job, self._pipe(message))
         self._answer(reservation.sender, Opened(job_id=message.job_id, ok=True, have=have))
         return True
 
-    def _room(self, sender: str, message: Open, layers: list[int]) -> tuple[JobCache | None, int]:
+    def _room(
+        self, sender: str, message: Open, layers: list[int]
+    ) -> tuple[JobCache | None, int, int]:
+        """With how many positions it has, and how many of them are this job's."""
         if not layers:
-            return None, message.tokens
+            return None, message.tokens, 0
+        boundaries = [hop.end for hop in self._own(message) if hop.end < self._num_layers]
         if message.reuse:
-            cache = self._pool.take(_key(sender, message.reuse), layers, message.tokens)
+            key = _key(sender, message.reuse)
+            cache = self._pool.take(key, layers, message.tokens, boundaries)
             if cache is not None:
-                return cache, min(cache.filled[layer] for layer in layers)
-        return self._pool.reserve(layers, message.tokens), 0
+                return cache, cache.tokens, message.same
+        return self._pool.reserve(layers, message.tokens, boundaries), 0, 0
 
-    def _job(self, sender: str, message: Open, cache: JobCache | None) -> Job:
+    def _job(self, sender: str, message: Open, cache: JobCache | None, same: int) -> Job:
         return Job(
             job_id=message.job_id,
             pipe_id=message.pipe_id,
             model_id=message.model,
             origin_node_id=sender,
             hops=message.hops,
+            wire=message.wire,
             cache=cache,
+            same=same,
             compute_step=ComputeStep.TOKENIZE if sender == self._node_id else ComputeStep.LAYER,
         )
 
@@ -246,8 +255,8 @@ class Admission:
             return
         job.cancelled = reason
         if keep > 0 and job.cache is not None:
-            # Its last pass is over, or its origin would not want it kept; the next turn, which may
-            # be at the door already, finds it.
+            # At once: the job that goes on from it may be at the door already. A last pass may
+            # still be under way in it, but the next job's first pass comes after that one.
             key = _key(job.origin_node_id, job.job_id)
             self._pool.keep(job.cache, key, self._now() + keep)
         else:

@@ -11,6 +11,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 """`int8` are weights of eight bits, computed with in float32 on a CPU. `auto` takes what is fastest
 here of float32 and bfloat16."""
 AUTO = "auto"
+WireFormat = Literal["exact", "16bit", "8bit"]
+"""How hidden states go from node to node."""
 
 
 class LayerRange(Struct, frozen=True, order=True):
@@ -58,7 +60,7 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     """The network's key (`penstock node key`): nodes with the same key form a network."""
 
     device: str = ""
-    """`cpu`, `cuda:0`, `mps`; the first accelerator that is there if empty, or else the CPU."""
+    """`cpu`, `cuda:0`, `mps`; if empty the fastest one that is there, by a short timing."""
     dtype: Dtype = "auto"
     threads: Annotated[int, Meta(ge=0)] = 0
     """0 is chosen by measurement."""
@@ -81,6 +83,10 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     keep: Annotated[float, Meta(ge=0)] = 300.0
     """Seconds for which the cache of a finished job is kept for a next turn, unless its room is
     needed; 0 keeps none."""
+    wire: WireFormat = "exact"
+    """Of jobs that begin here. Fewer bits than they are computed in change answers."""
+    speculation: bool = True
+    """Whether tokens that came before are proposed and computed along, where that is faster."""
     spot_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """How likely a job is to be preceded by a check of one node's computation."""
     print_times: bool = False

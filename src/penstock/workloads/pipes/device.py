@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+
 import torch
+from torch.nn import functional as F
 
 from penstock.core.errors import Misconfigured
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import AUTO
+from penstock.workloads.pipes.measure import ANSWER, CHUNK, PROMPT
+from penstock.workloads.pipes.model.linear import COMPUTE
+
+Linears = tuple[tuple[int, int], ...]
+_TIMES = 4
+"""The best counts: the first one warms up."""
 
 
-def device_of(name: str) -> torch.device:
-    """The device of this name, or if it is empty an accelerator that is there: of several GPUs the
-    one with most memory free. Raises Misconfigured."""
+def device_of(name: str, linears: Linears = (), dtype: str = AUTO) -> torch.device:
+    """The device of this name, or if it is empty the one on which a layer of such linear maps (out,
+    in) is fastest. Raises Misconfigured."""
     if not name:
-        return _found()
+        return fastest(there(), linears, dtype)
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -26,11 +38,57 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _found() -> torch.device:
+def there() -> list[torch.device]:
+    """All that torch can use; of several GPUs those with most memory free first."""
+    found = [torch.device("mps")] if torch.backends.mps.is_available() else []
     if torch.cuda.is_available():
-        free = [torch.cuda.mem_get_info(n)[0] for n in range(torch.cuda.device_count())]
-        return torch.device("cuda", free.index(max(free)))
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        gpus = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+        found += sorted(gpus, key=lambda gpu: -torch.cuda.mem_get_info(gpu)[0])
+    return [*found, torch.device("cpu")]
+
+
+def fastest(
+    devices: Sequence[torch.device],
+    linears: Linears,
+    dtype: str = AUTO,
+    timed: Callable[[torch.device, str, Linears], float] | None = None,
+) -> torch.device:
+    """For a usual job; the first of those that are as fast. Weights of int8 need a CPU."""
+    if dtype == "int8":
+        devices = [device for device in devices if device.type == "cpu"]
+    if len(devices) == 1:
+        return devices[0]
+    timed = timed or layer_seconds
+    # Precisions of a CPU are tried elsewhere, in a process of their own.
+    return min(
+        devices,
+        key=lambda one: timed(
+            one, "float32" if one.type == "cpu" else device_dtype(one, dtype), linears
+        ),
+    )
+
+
+@cache
+def layer_seconds(device: torch.device, dtype: str, linears: Linears) -> float:
+    """What a job takes of one layer, prompt and answer; infinite where it can't be computed."""
+    total = 0.0
+    try:
+        for rows, columns in linears:
+            weight = torch.ones(rows, columns, device=device, dtype=COMPUTE[dtype])
+            for tokens, times in ((1, ANSWER), (CHUNK, PROMPT // CHUNK)):
+                x = torch.ones(tokens, columns, device=device, dtype=weight.dtype)
+                total += times * min(_seconds(x, weight) for _ in range(_TIMES))
+    except Exception:  # no memory, no such operation: torch has no one kind for it
+        return math.inf
+    return total
+
+
+def _seconds(x: torch.Tensor, weight: torch.Tensor) -> float:
+    began = time.perf_counter()
+    F.linear(x, weight)
+    if x.device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(x.device)
+    return time.perf_counter() - began
 
 
 def device_dtype(device: torch.device, dtype: str) -> str:

@@ -38,7 +38,7 @@ class EndModel:
         positions: list[int] = []
         for job in jobs:
             assert job.text is not None
-            ids += job.text.input_ids[job.start : job.start + job.count]
+            ids += job.text.input_ids[job.start : job.start + job.count] + job.text.proposed
             positions += range(job.start, job.start + job.count)
         with torch.inference_mode():
             row = self.ends.embed(ids, positions)
@@ -49,30 +49,43 @@ class EndModel:
             at += job.count
 
     def compute_norm(self, jobs: Sequence[Job]) -> None:
-        """The final norm of each job's last position: nothing else is needed of it."""
-        last = [job.data[-1:] for job in jobs if job.data is not None]
-        positions = [job.start + job.count - 1 for job in jobs]
+        """The final norm of each job's last positions: nothing else is needed of it."""
+        last = [job.data[-job.returns :] for job in jobs if job.data is not None]
+        positions: list[int] = []
+        for job in jobs:
+            end = job.start + job.count
+            positions += range(end - job.returns, end)
         with torch.inference_mode():
-            row = self.ends.norm(last[0] if len(last) == 1 else torch.cat(last), positions)
-        for at, job in enumerate(jobs):
-            job.data = row[at : at + 1]
+            rows = self.ends.norm(last[0] if len(last) == 1 else torch.cat(last), positions)
+        for job, row in zip(jobs, rows.split([job.returns for job in jobs]), strict=True):
+            job.data = row
             job.compute_step = ComputeStep.HEAD
 
     def compute_head(self, jobs: Sequence[Job]) -> None:
-        """The logits of each job's last position."""
+        """The logits of each job's last positions."""
         last = [job.data for job in jobs if job.data is not None]
         with torch.inference_mode():
-            row = self.ends.head(last[0] if len(last) == 1 else torch.cat(last))
-        for at, job in enumerate(jobs):
-            job.logits = row[at]
+            rows = self.ends.head(last[0] if len(last) == 1 else torch.cat(last))
+        for job, row in zip(jobs, rows.split([len(one) for one in last]), strict=True):
+            job.logits = row
 
     def choose(self, job: Job) -> None:
-        """The next token. Its job has something to embed then."""
+        """The next token and, as long as it is the one that was proposed, the one after it. Its
+        job has something to embed then."""
         text, logits = job.text, job.logits
         assert text is not None
         assert text.sampler is not None
         assert logits is not None
-        text.chosen = text.sampler.choose(logits, text.input_ids)
-        text.input_ids.append(text.chosen.token)
+        if text.on_state is not None and job.data is not None:
+            text.on_state(job.data[-1])
+        text.chosen = []
+        for row, proposed in zip(logits, [*text.proposed, None], strict=True):
+            chosen = text.sampler.choose(row, text.input_ids)
+            text.chosen.append(chosen)
+            text.input_ids.append(chosen.token)
+            if chosen.token != proposed:
+                break
+        if text.speculation is not None:
+            text.speculation.compare([one.token for one in text.chosen])
         job.data = job.logits = None
         job.compute_step = ComputeStep.EMBED

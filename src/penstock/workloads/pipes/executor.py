@@ -81,7 +81,7 @@ class PipesExecutor:
         served = (config.model,) if config is not None and config.end_model else ()
         self.topics = tuple(PIPE_TOPICS + model for model in served)
         self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, DEFAULTS)
-        self.standing = config is not None
+        self.always_open = config is not None
         """Whether it has something to do besides jobs."""
         self._host: Host | None = None
         self._jobs = LlmExecutor(None)

@@ -10,16 +10,20 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from penstock.workloads.llm.runner import ProgressListener
 from penstock.workloads.llm.values import Delta, LlmCode, LlmFailure
-from penstock.workloads.pipes.job import ChunkState, Hop, Job, OriginText
+from penstock.workloads.pipes.job import ChunkState, Hop, Job, JobTiming, OriginText
 from penstock.workloads.pipes.prefixes import CachedPrefix
 from penstock.workloads.pipes.text.sampler import Logprobs, Sampler
+from penstock.workloads.pipes.text.speculation import Speculation
 from penstock.workloads.pipes.text.writer import Writer
-from penstock.workloads.pipes.timing import JobTiming
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +86,8 @@ class Generation:
     used up."""
     sampler: Sampler
     writer: Writer
+    speculation: Speculation | None = None
+    on_state: Callable[[torch.Tensor], None] | None = None
     watch: ProgressListener | None = None
     tenant: str = ""
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
@@ -91,12 +97,19 @@ class Generation:
     """Pairs of nodes of which one did not reach the other."""
     job: Job | None = None
     hops: tuple[Hop, ...] = ()
-    opened: list[str] = field(default_factory=list)
-    """Nodes that have room reserved for it."""
+    full: set[str] = field(default_factory=set)
+    """Nodes that had no room for it since it last set out: others have copies of their layers."""
+    opened: dict[str, bool] = field(default_factory=dict)
+    """Nodes that were asked for room, and whether they have reserved it."""
     room: int = 0
     """Tokens for which they have, prompt and answer together."""
-    grown_from: CachedPrefix | None = None
-    """What it left there to get more room: it goes on from that."""
+    left: CachedPrefix | None = None
+    """What it or an earlier turn left on the nodes, until all of its nodes have room: it goes on
+    from that."""
+    grows: bool = False
+    """Whether it only gets more room."""
+    taken: tuple[int, int] | None = None
+    """With how many positions its nodes took over a cache, when it had so many tokens."""
     timing: JobTiming = field(default_factory=JobTiming)
     """Of its route; goes on when it only gets more room."""
     cached: int = 0
@@ -117,20 +130,30 @@ class Generation:
     def nodes(self) -> set[str]:
         return {hop.node_id for hop in self.hops}
 
-    def text(self, sent: int) -> OriginText:
-        """For a job that has `sent` tokens in its caches already."""
+    def text(self, sent: int, held: int) -> OriginText:
+        """For a job that has `sent` tokens in all of its caches already, and `held` in some."""
         return OriginText(
             prompt=None,
             input_ids=self.ids,
             prompt_tokens=self.prompt_tokens,
             max_tokens=min(self.max_tokens, self.room - self.prompt_tokens),
             sampler=self.sampler,
-            chunking=ChunkState(total=len(self.ids), sent=sent, landed=sent),
+            speculation=self.speculation,
+            on_state=self.on_state,
+            chunking=ChunkState(total=len(self.ids), sent=sent, acked=sent, held=held),
             timing=self.timing,
             on_token=self._on_token,
             on_progress=self._on_progress,
             is_complete=lambda job, token: self.writer.finished is not None,
         )
+
+    @property
+    def cached_ids(self) -> tuple[int, ...]:
+        """Tokens that no cache of its nodes has otherwise: all that were computed. But a cache that
+        was taken over may have others behind what was the same, until a token was chosen."""
+        if self.taken is not None and self.taken[1] == self.told:
+            return tuple(self.ids[: self.taken[0]])
+        return tuple(self.ids[:-1])
 
     def tell(self, event: Event) -> bool:
         """From any thread; False when the client disconnected."""
@@ -170,7 +193,7 @@ class Generation:
     def step_tokens(self, chunk: int) -> int:
         """Tokens of its largest step under way, where a prompt goes in such chunks."""
         text = self.job.text if self.job is not None else None
-        if text is None or text.chunking.landed >= text.chunking.total:
+        if text is None or text.chunking.acked >= text.chunking.total:
             return 1
         return min(chunk, text.chunking.total)
 

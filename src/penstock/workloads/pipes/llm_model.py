@@ -116,7 +116,9 @@ class LlmModel:
         for part in parts:
             part.cache.cut(first, end, part.start)
         rows = [job.data for job in jobs if job.data is not None]
-        states = rows[0] if len(rows) == 1 else torch.cat([one.to(rows[0].dtype) for one in rows])
+        states = (
+            rows[0] if len(rows) == 1 else torch.cat([one.to(self.segment.compute) for one in rows])
+        )
         made = self.segment.run(self._modules, parts, states, first, end).to(CPU)
         last = end == self.segment.architecture.num_layers
         step = ComputeStep.HEAD if last else ComputeStep.LAYER

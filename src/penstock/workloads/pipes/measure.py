@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SAFER = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 """Leaves out AMX, which machines are known to claim and not to have."""
 CHUNK = 64
-_PROMPT, _ANSWER = 512, 128
+PROMPT, ANSWER = 512, 128
 """Tokens of the job that is reckoned with."""
 _THREADS_GAIN, _DTYPE_GAIN = 0.9, 0.8
 """The share of the time in which another has to be done to be a gain: measuring is not exact."""
@@ -77,7 +77,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def job_ms(self) -> float:
-        return _ANSWER * self.row_ms + _PROMPT / CHUNK * self.chunk_ms
+        return ANSWER * self.row_ms + PROMPT / CHUNK * self.chunk_ms
 
 
 def measured(

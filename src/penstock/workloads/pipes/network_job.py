@@ -1,45 +1,87 @@
-"""A job on its way to another node: its header (`wire.steps`) and its hidden states."""
+"""A job on its way to another node, and the binary form of STEPS: some jobs' headers, then their
+hidden states one after the other.
+
+    version u8 · 0 u8 · jobs u16 · bytes of all headers u32
+    for each job:  hash 16 · length u16 · layer u16 · job id 16 · sequence, start, count, returns,
+                   width, size u32 · step, dtype, length of pipe id, length of origin u8
+                   · pipe id · origin · times (msgpack)
+    zeros up to a multiple of sixteen
+    for each job:  `size` bytes: rows of `width` numbers
+
+All numbers are little-endian. The hash is over all of the job's header behind it and its numbers.
+The states of a pass lie side by side in memory, so they are sent, and found, as one piece.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
+import msgspec
 import torch
 
-from penstock.workloads.pipes.job import ComputeStep, Job
-from penstock.workloads.pipes.wire.counters import Refused
-from penstock.workloads.pipes.wire.frames import BadFrame
-from penstock.workloads.pipes.wire.steps import (
-    SIZES,
-    Bytes,
-    ParsedStep,
-    Report,
-    StepHead,
-    pack_front,
-    pack_head,
-    unpack,
-)
+from penstock.workloads.pipes.job import ComputeStep, Job, JobTime
+from penstock.workloads.pipes.model.wire_format import encoded, from_bytes, row_bytes, width_of
+from penstock.workloads.pipes.wire.frames import BadFrame, Refused
 
-_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+VERSION = 1
+HASH_BYTES = 16
+DTYPES = {1: torch.float32, 2: torch.bfloat16, 3: torch.float16, 4: torch.uint8}
+"""The last for numbers of eight bits with their scales (`model.wire_format`)."""
+_EIGHT = 4
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_SIZES = {code: dtype.itemsize for code, dtype in DTYPES.items()}
+_STEPS = {int(step): step for step in (ComputeStep.LAYER, ComputeStep.HEAD)}
+"""Those that travel."""
+_PREFIX = struct.Struct("<BBHI")
+_HEAD = struct.Struct("<16sHH16sIIIIIIBBBB")
+_ALIGN = 16
+_MAX_JOBS = 0xFFFF
+_MAX_POSITION = 1 << 31
+_decoder = msgspec.msgpack.Decoder(tuple[JobTime, ...])
+_encoder = msgspec.msgpack.Encoder()
+
+Bytes = bytes | memoryview
+Report = Callable[[BadFrame], None]
 
 
-class NetworkJob(StepHead, frozen=True, kw_only=True):
+class NetworkJob(msgspec.Struct, frozen=True, kw_only=True):
     """One pass of a job. Positions, masks and rotary tables follow from `start` and `count`."""
 
+    job_id: bytes
+    pipe_id: str
+    origin_node_id: str
+    current_layer: int
+    compute_step: ComputeStep
+    sequence: int
+    start: int
+    count: int
+    returns: int = 1
+    times: tuple[JobTime, ...] = ()
     data: torch.Tensor | None = None
-    """Hidden states, [rows, hidden]; always there in what was unpacked."""
+    """Hidden states, [rows, hidden], or as `encoded` made them; always there in what was
+    unpacked."""
     data_hash: bytes = b""
     """As it came; checked already."""
+
+    @property
+    def rows(self) -> int:
+        """How many hidden states travel: to the head, only those that the origin needs."""
+        return self.returns if self.compute_step is ComputeStep.HEAD else self.count
 
 
 def of_job(job: Job) -> NetworkJob:
     """What is sent of a job. To the head go only the positions that the origin needs."""
     data = job.data
-    if data is not None and job.compute_step == ComputeStep.HEAD:
+    if data is not None and job.compute_step is ComputeStep.HEAD and data.shape[0] != job.returns:
         data = data[data.shape[0] - job.returns :]
+    if data is not None and job.wire != "exact":
+        data, error = encoded(data, job.wire)
+        job.times[-1] = msgspec.structs.replace(job.times[-1], wire_error=error)
     return NetworkJob(
         job_id=job.job_id,
         pipe_id=job.pipe_id,
@@ -55,9 +97,22 @@ def of_job(job: Job) -> NetworkJob:
     )
 
 
+def finite(tensor: torch.Tensor) -> bool:
+    """Whether there is no infinity and no NaN in it."""
+    # One pass and one number: all of it is looked at only if the sum is in doubt.
+    if math.isfinite(tensor.sum(dtype=torch.float32).item()):
+        return True
+    return bool(torch.isfinite(tensor).all())
+
+
+# -- packing ------------------------------------------------------------------------
+
+
 def pack_steps(jobs: Sequence[NetworkJob]) -> list[Bytes]:
     """A STEPS frame in parts, to be written in this order. The hidden states are not copied, so
     they must not change until they are written. Raises ValueError for what nobody would take."""
+    if not 0 < len(jobs) <= _MAX_JOBS:
+        raise ValueError(f"{len(jobs)} jobs in one frame")
     tensors = [_sendable(job.data) for job in jobs]
     views = parts = _parts(tensors)
     if len(parts) < len(jobs):
@@ -66,59 +121,10 @@ def pack_steps(jobs: Sequence[NetworkJob]) -> list[Bytes]:
             size = tensor.numel() * tensor.element_size()
             views.append(parts[0][begin : begin + size])
             begin += size
-    heads = [
-        pack_head(job, _CODES[tensor.dtype], tensor.shape[1], view)
-        for job, tensor, view in zip(jobs, tensors, views, strict=True)
-    ]
-    return [pack_front(heads), *parts]
-
-
-def unpack_steps(
-    payload: memoryview, hidden: int = 0, report: Report | None = None
-) -> list[NetworkJob]:
-    """The jobs of a frame, with hidden states that lie in `payload`, which has to be writable.
-
-    What is wrong with one job alone (its hash, dtype or shape) is told to `report`, and the others
-    are given; without a report, and if the frame itself is broken, BadFrame is raised. `hidden` is
-    the width that is expected, 0 any.
-    """
-    jobs: list[NetworkJob] = []
-    found = unpack(payload, report)
-    for job, data in zip(found, _tensors(payload, found), strict=True):
-        if hidden and job.width != hidden:
-            bad = BadFrame(
-                f"hidden states {job.width} wide, not {hidden}", Refused.BAD_SHAPE, job.head.job_id
-            )
-            if report is None:
-                raise bad
-            report(bad)
-            continue
-        head = job.head
-        jobs.append(
-            NetworkJob(
-                job_id=head.job_id,
-                pipe_id=head.pipe_id,
-                origin_node_id=head.origin_node_id,
-                current_layer=head.current_layer,
-                compute_step=head.compute_step,
-                sequence=head.sequence,
-                start=head.start,
-                count=head.count,
-                returns=head.returns,
-                times=head.times,
-                data=data,
-                data_hash=job.digest,
-            )
-        )
-    return jobs
-
-
-def finite(tensor: torch.Tensor) -> bool:
-    """Whether there is no infinity and no NaN in it."""
-    # One pass and one number: all of it is looked at only if the sum is in doubt.
-    if math.isfinite(tensor.sum(dtype=torch.float32).item()):
-        return True
-    return bool(torch.isfinite(tensor).all())
+    heads = b"".join(map(_pack_head, jobs, tensors, views))
+    padding = -(_PREFIX.size + len(heads)) % _ALIGN
+    prefix = _PREFIX.pack(VERSION, 0, len(jobs), len(heads) + padding)
+    return [b"".join((prefix, heads, bytes(padding))), *parts]
 
 
 def _sendable(data: torch.Tensor | None) -> torch.Tensor:
@@ -151,14 +157,132 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(known.numpy()).cast("B")
 
 
-def _tensors(payload: memoryview, found: Sequence[ParsedStep]) -> list[torch.Tensor]:
-    """Where they lie in the payload."""
-    return [
-        torch.frombuffer(
-            payload, dtype=_DTYPES[job.dtype], count=job.head.rows * job.width, offset=job.offset
-        ).view(-1, job.width)
-        for job in found
-    ]
+def _pack_head(job: NetworkJob, tensor: torch.Tensor, numbers: Bytes) -> bytes:
+    pipe, origin = job.pipe_id.encode(), job.origin_node_id.encode()
+    times = _encoder.encode(job.times)
+    rows, width = tensor.shape
+    if tensor.dtype is torch.uint8:
+        width = width_of(width)
+    if rows != job.rows or not len(numbers):
+        raise ValueError(f"{len(numbers)} bytes are not {job.rows} rows of {width}")
+    try:
+        fixed = _HEAD.pack(
+            b"",
+            _HEAD.size + len(pipe) + len(origin) + len(times),
+            job.current_layer,
+            job.job_id,
+            job.sequence,
+            job.start,
+            job.count,
+            job.returns,
+            width,
+            len(numbers),
+            job.compute_step,
+            _CODES[tensor.dtype],
+            len(pipe),
+            len(origin),
+        )
+    except struct.error as error:
+        raise ValueError(f"a step does not fit its header: {error}") from None
+    rest = b"".join((fixed[HASH_BYTES:], pipe, origin, times))
+    return _digest(rest, numbers) + rest
 
 
-assert set(_DTYPES) == set(SIZES)
+def _digest(head: Bytes, numbers: Bytes) -> bytes:
+    digest = hashlib.sha256(head)
+    digest.update(numbers)
+    return digest.digest()[:HASH_BYTES]
+
+
+# -- unpacking ----------------------------------------------------------------------
+
+
+def unpack_steps(
+    payload: memoryview, hidden: int = 0, report: Report | None = None
+) -> list[NetworkJob]:
+    """The jobs of a frame, with hidden states that lie in `payload`, which has to be writable.
+
+    What is wrong with one job alone (its hash, dtype or shape) is told to `report`, and the others
+    are given; without a report, and if the frame itself is broken, BadFrame is raised. `hidden` is
+    the width that is expected, 0 any.
+    """
+    jobs: list[NetworkJob] = []
+    # First the whole frame: nothing is taken of one that does not add up.
+    for at, offset, fields in list(_walk(payload)):
+        try:
+            jobs.append(_read(payload, at, offset, fields, hidden))
+        except BadFrame as bad:
+            if report is None:
+                raise
+            report(bad)
+    return jobs
+
+
+def _walk(payload: memoryview) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+    if len(payload) < _PREFIX.size:
+        raise BadFrame("STEPS of no length", Refused.TRUNCATED)
+    version, zero, jobs, headers = _PREFIX.unpack_from(payload)
+    if version != VERSION:
+        raise BadFrame(f"STEPS of version {version}: {VERSION} is spoken here")
+    at, offset = _PREFIX.size, _PREFIX.size + headers
+    end_of_headers = offset
+    for _ in range(jobs):
+        if at + _HEAD.size > min(end_of_headers, len(payload)):
+            raise BadFrame("STEPS: the headers are cut off", Refused.TRUNCATED)
+        fields = _HEAD.unpack_from(payload, at)
+        length, size = fields[1], fields[9]
+        yield at, offset, fields
+        at, offset = at + length, offset + size
+        if length < _HEAD.size + fields[12] + fields[13]:
+            raise BadFrame("STEPS: a header shorter than what is in it")
+    padding = end_of_headers - at
+    if not jobs or not 0 <= padding < _ALIGN or offset != len(payload):
+        raise BadFrame("STEPS: more or fewer bytes than its headers say", Refused.TRUNCATED)
+    if zero or any(payload[at:end_of_headers]):
+        raise BadFrame("STEPS: something is where nothing should be")
+
+
+def _read(
+    payload: memoryview, at: int, offset: int, fields: tuple[Any, ...], hidden: int
+) -> NetworkJob:
+    (digest, length, layer, job_id, sequence, start, count, returns, width, size, step, dtype) = (
+        fields[:12]
+    )
+    if digest != _digest(payload[at + HASH_BYTES : at + length], payload[offset : offset + size]):
+        raise BadFrame("the job's hash is wrong", Refused.BAD_HASH, job_id)
+    if step not in _STEPS:
+        raise BadFrame(f"compute step {step} never travels", Refused.BAD_FRAME, job_id)
+    if dtype not in DTYPES:
+        raise BadFrame(f"dtype {dtype} is not known", Refused.BAD_DTYPE, job_id)
+    if not 0 < count < _MAX_POSITION or start + count > _MAX_POSITION or returns > count:
+        raise BadFrame(
+            f"positions {start} and {count} more, {returns} back", Refused.BAD_SHAPE, job_id
+        )
+    rows = returns if step == ComputeStep.HEAD else count
+    row = row_bytes(width) if dtype == _EIGHT else width * _SIZES[dtype]
+    if not size or size != rows * row:
+        raise BadFrame(f"{size} bytes are not {rows} rows of {width}", Refused.BAD_SHAPE, job_id)
+    if hidden and width != hidden:
+        raise BadFrame(f"hidden states {width} wide, not {hidden}", Refused.BAD_SHAPE, job_id)
+    data = torch.frombuffer(
+        payload, dtype=DTYPES[dtype], count=size // _SIZES[dtype], offset=offset
+    ).view(rows, -1)
+    origin = at + _HEAD.size + fields[12]
+    times = origin + fields[13]
+    try:
+        return NetworkJob(
+            job_id=job_id,
+            pipe_id=str(payload[at + _HEAD.size : origin], "utf-8"),
+            origin_node_id=str(payload[origin:times], "utf-8"),
+            current_layer=layer,
+            compute_step=_STEPS[step],
+            sequence=sequence,
+            start=start,
+            count=count,
+            returns=returns,
+            times=_decoder.decode(payload[times : at + length]),
+            data=from_bytes(data, width) if dtype == _EIGHT else data,
+            data_hash=digest,
+        )
+    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
+        raise BadFrame(f"the job's header: {error}", Refused.BAD_FRAME, job_id) from None

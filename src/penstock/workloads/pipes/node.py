@@ -1,6 +1,6 @@
 """One node: its layers, its part in the network, and, with the end model, an origin of jobs.
 
-Other threads than the event loop's reach it in `send`, `landed`, `done` and `failed` only, which
+Other threads than the event loop's reach it in `send`, `acked`, `done` and `failed` only, which
 the thread that computes calls.
 """
 
@@ -32,14 +32,11 @@ from penstock.workloads.llm.values import (
 )
 from penstock.workloads.pipes.admission import Admission
 from penstock.workloads.pipes.checking import SpotChecks
-from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.device import device_dtype, device_of
 from penstock.workloads.pipes.end_model import EndModel
 from penstock.workloads.pipes.generation import blamed, code_of
-from penstock.workloads.pipes.job import Hop, Job, JobTime
-from penstock.workloads.pipes.job_queues import failure_of
-from penstock.workloads.pipes.jobs import JobTable
+from penstock.workloads.pipes.job import Hop, Job, JobTable, JobTime
 from penstock.workloads.pipes.loaded_layers import LoadedLayers, timed_ends
 from penstock.workloads.pipes.measure import Choice, measured
 from penstock.workloads.pipes.model.architecture import Architecture
@@ -56,18 +53,18 @@ from penstock.workloads.pipes.pipe import Pipe
 from penstock.workloads.pipes.ranges import check_within
 from penstock.workloads.pipes.receiver import JobReceiver
 from penstock.workloads.pipes.routes import NoRoute, Route, find_route, loads
+from penstock.workloads.pipes.scheduler import PassScheduler, failure_of
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.room import Room, room
 from penstock.workloads.pipes.weights.source import Source, architecture_of, naming, open_source
-from penstock.workloads.pipes.wire.counters import Counters, Refused
+from penstock.workloads.pipes.wire.frames import MAX_STEPS, Counters, Kind, Refused, steps_limit
 from penstock.workloads.pipes.wire.identity import Identity
-from penstock.workloads.pipes.wire.kinds import MAX_STEPS, Kind, steps_limit
 from penstock.workloads.pipes.wire.messages import (
+    Acked,
     End,
     Failed,
-    Landed,
     Message,
     Open,
     Opened,
@@ -100,6 +97,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._jobs = JobTable()
+        self._trimmed = 0
+        """Passes after which memory was given back."""
         self._draining = False
         self._reference: tuple[str, ...] = ()
         self._disagree: frozenset[str] = frozenset()
@@ -178,7 +177,7 @@ class Node:
         """All that takes a while before weights are read."""
         source = open_source(self.config.source)
         architecture = architecture_of(source)
-        self._device = device_of(self.config.device)
+        self._device = device_of(self.config.device, architecture.linears, self.config.dtype)
         return source, architecture, self._chosen(architecture)
 
     def _chosen(self, architecture: Architecture) -> Choice:
@@ -218,7 +217,7 @@ class Node:
             ends, text = await asyncio.to_thread(self._load_ends)
             end_model = EndModel(ends, partial(text.tokenize, bare=True))
             self._end_bytes, self._end_ms = held_bytes(ends.model), timed_ends(ends)
-            self.origin = Origin(self, text, self.context)
+            self.origin = Origin(self, text, self.context, speculates=ends.can_be_cut)
         else:
             self._end_bytes, self._end_ms = 0, 0.0
         self._pool = KvPool(
@@ -227,9 +226,10 @@ class Node:
             self._cache_budget(),
             COMPUTE[dtype],
             self._device,
+            hidden=architecture.hidden,
         )
         self._pool.on_free = lambda: self.soon(self._admission.retry)
-        self._compute = Compute(self, config, self._choice.threads)
+        self._compute = PassScheduler(self, config, self._choice.threads)
         self._receiver = JobReceiver(
             config, self._jobs, self._compute, architecture.hidden, self.refused, end_model
         )
@@ -276,6 +276,7 @@ class Node:
         if hasattr(self, "mesh"):
             await self._drain()
         if self.origin is not None:
+            self._receiver.end_model = None
             self.origin.break_all(f"{self.node_id} stops")
             await asyncio.sleep(0)
         for task in self._tasks:
@@ -345,12 +346,11 @@ class Node:
         until = time.monotonic() + self.config.drain
         while (jobs := self._jobs_over(layers)) and time.monotonic() < until:
             await self.changed(min(TICK, max(0.0, until - time.monotonic())))
-        gone = written(ranges_of(layers))
-        dropped = LlmFailure(
-            LlmCode.NO_LOCAL_MODEL, f"{self.node_id} no longer holds layers {gone}"
-        )
+        why = f"{self.node_id} no longer holds layers {written(ranges_of(layers))}"
         for job in jobs:
-            self.failed(job.job_id, job.origin_node_id, job.sequence, dropped)
+            _, pipe = self._jobs.find(job.job_id)
+            if pipe is not None:
+                pipe.release(layers, why)
         until = time.monotonic() + self.config.silence
         while self._jobs_over(layers) and time.monotonic() < until:
             await self.changed(TICK)
@@ -370,7 +370,7 @@ class Node:
         on(Kind.OPEN, lambda sender, it: self._admission.open(sender, decode(it, Open)))
         on(Kind.END, lambda sender, it: self._admission.end(sender, decode(it, End)))
         on(Kind.OPENED, self._opened)
-        on(Kind.LANDED, self._landed)
+        on(Kind.ACKED, self._acked)
         on(Kind.FAILED, self._failed)
         self.mesh.on_lost(self._lost)
         self.mesh.on_back(self._back)
@@ -382,14 +382,14 @@ class Node:
         if self.origin is not None:
             self.origin.opened(sender, decode(payload, Opened))
 
-    def _landed(self, sender: str, payload: memoryview) -> None:
-        message = decode(payload, Landed)
-        why = self.origin.landed(sender, message) if self.origin else Refused.UNKNOWN_JOB
+    def _acked(self, sender: str, payload: memoryview) -> None:
+        message = decode(payload, Acked)
+        why = self.origin.acked(sender, message) if self.origin else Refused.UNKNOWN_JOB
         if why is not None:
             self.refused.add(why)
             return
         context = self._receiver.context(message.job_id)
-        self._compute.landed(context, message.sequence, message.times)
+        self._compute.acked(context, message.sequence, message.times)
 
     def _failed(self, sender: str, payload: memoryview) -> None:
         message = decode(payload, Failed)
@@ -488,6 +488,9 @@ class Node:
         lost = LlmFailure(LlmCode.NODE_LOST, reason, lost=node_id)
         for job in self._jobs.all():
             if job.origin_node_id != self.node_id and adjoin(job.hops, self.node_id, node_id):
+                _, pipe = self._jobs.find(job.job_id)
+                if pipe is not None:
+                    pipe.unavailable = reason
                 self.failed(job.job_id, job.origin_node_id, job.sequence, lost)
 
     # -- called by the thread that computes -----------------------------------------
@@ -495,8 +498,8 @@ class Node:
     def send(self, node_id: str, jobs: Sequence[NetworkJob]) -> None:
         self.soon(self._deliver, node_id, pack_steps(jobs), jobs)
 
-    def landed(self, origin: str, job_id: bytes, sequence: int, times: Sequence[JobTime]) -> None:
-        self.soon(self._send, origin, Landed(job_id, sequence, tuple(times)))
+    def acked(self, origin: str, job_id: bytes, sequence: int, times: Sequence[JobTime]) -> None:
+        self.soon(self._send, origin, Acked(job_id, sequence, tuple(times)))
 
     def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:
         if job.origin_node_id == self.node_id:
@@ -522,11 +525,11 @@ class Node:
     def _deliver(
         self, node_id: str, buffers: Sequence[bytes | memoryview], jobs: Sequence[NetworkJob]
     ) -> None:
-        said = f"{node_id} can't be reached from {self.node_id}"
-        failure = LlmFailure(LlmCode.NODE_LOST, said, lost=node_id)
         try:
             if self.mesh.send(node_id, Kind.STEPS, *buffers):
                 return
+            said = f"{node_id} can't be reached from {self.node_id}"
+            failure = LlmFailure(LlmCode.NODE_LOST, said, lost=node_id)
         except ValueError as error:  # nobody would take a frame of this size
             failure = LlmFailure(LlmCode.ENGINE_ERROR, str(error))
         for job in jobs:
@@ -535,7 +538,10 @@ class Node:
     # -- what an origin needs (BatchDependencies) ----------------------------------------
 
     def find(
-        self, avoid: frozenset[str], apart: frozenset[frozenset[str]] = frozenset()
+        self,
+        avoid: frozenset[str],
+        apart: frozenset[frozenset[str]] = frozenset(),
+        before: Sequence[Hop] = (),
     ) -> Route | NoRoute:
         if self._draining:
             return NoRoute((), (), f"{self.node_id} is about to leave")
@@ -551,6 +557,7 @@ class Node:
             avoid,
             self._reference,
             apart,
+            before,
         )
         for said in set(found.disagree) - self._disagree:
             self.refused.add(Refused.OTHER_WEIGHTS)
@@ -653,13 +660,16 @@ class Node:
         choice: int = 0,
         watch: ProgressListener | None = None,
         tenant: str = "",
+        on_state: Callable[[torch.Tensor], None] | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
+        """`on_state` is given what the last token became behind all layers and the norm, for each
+        token that is chosen."""
         await self.start()
         if self.origin is None:
             raise LlmFailure(
                 LlmCode.END_MODEL_UNAVAILABLE, f"{self.node_id} has no end model: it sees no text"
             )
-        answer = self.origin.generate(ask, choice, watch, tenant)
+        answer = self.origin.generate(ask, choice, watch, tenant, on_state)
         try:
             async for piece in answer:
                 yield piece
@@ -710,6 +720,10 @@ class Node:
     def _look_round(self, now: float) -> None:
         self._pool.forget(now)
         self._admission.retry()
+        if self._compute.timing.passes != self._trimmed and not len(self._jobs):
+            # What jobs were computed with: the C library would keep it.
+            self._trimmed = self._compute.timing.passes
+            self._spawn(asyncio.to_thread(give_back))
         if self.origin is not None:
             self.origin.watch_over(now, self._looks_stalled)
         self.mesh.publish(self.record)

@@ -1,8 +1,9 @@
 """The origin's part: jobs begin and end here, and their callers are answered here and nowhere else.
 
 A job takes one way after another until one brings it to its end: a node that is lost, stalls or
-computes nonsense is left aside, and what was generated so far is replayed over other nodes. What
-was told stays told: nothing is repeated or skipped.
+computes nonsense is left aside. What was generated so far is replayed, and only who takes the place
+of that node computes it: the others have it in their caches. What was told stays told: nothing is
+repeated or skipped.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from os import urandom
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from penstock.lifecycles.processor import ERRORS, ProcessorEvent
 from penstock.workloads.llm.runner import ProgressListener
@@ -37,14 +40,17 @@ from penstock.workloads.pipes.generation import (
     blamed,
     code_of,
 )
-from penstock.workloads.pipes.job import Hop, Job
+from penstock.workloads.pipes.job import Hop, Job, JobTiming
 from penstock.workloads.pipes.prefixes import CachedPrefix, Prefixes
 from penstock.workloads.pipes.routes import NoRoute, Route
 from penstock.workloads.pipes.text.constraint import is_constrained
+from penstock.workloads.pipes.text.speculation import Lookup, Speculation, StepTimes
 from penstock.workloads.pipes.text.tokenizing import Text
-from penstock.workloads.pipes.timing import JobTiming
-from penstock.workloads.pipes.wire.counters import Refused
-from penstock.workloads.pipes.wire.messages import End, Landed, Open, Opened
+from penstock.workloads.pipes.wire.frames import Refused
+from penstock.workloads.pipes.wire.messages import Acked, End, Open, Opened
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +80,11 @@ class BatchDependencies(Protocol):
     config: LpConfig
     node_id: str
 
-    def find(self, avoid: frozenset[str], apart: frozenset[frozenset[str]]) -> Route | NoRoute:
+    def find(
+        self, avoid: frozenset[str], apart: frozenset[frozenset[str]], before: Sequence[Hop]
+    ) -> Route | NoRoute:
         """A way over nodes that are there now; between those of a pair in `apart` only if there is
-        no other."""
+        no other. Who is still there keeps what it had in the way `before`."""
 
     def holds(self, hops: tuple[Hop, ...]) -> bool:
         """Whether all of this way is still there, and may be gone."""
@@ -111,6 +119,10 @@ class BatchDependencies(Protocol):
         """Until the thread that computes is past whatever it does now."""
 
 
+class _NodeFull(Exception):
+    """A node has no room, and others have copies of its layers."""
+
+
 @dataclass(eq=False)
 class _Asking:
     """A node was asked for room."""
@@ -121,8 +133,12 @@ class _Asking:
 
 
 class Origin:
-    def __init__(self, around: BatchDependencies, text: Text, context: int) -> None:
+    def __init__(
+        self, around: BatchDependencies, text: Text, context: int, *, speculates: bool
+    ) -> None:
+        """`speculates` if caches of the model's layers can be cut back."""
         self._around, self.text = around, text
+        self._step_times = StepTimes() if speculates and around.config.speculation else None
         self.context = context
         """Tokens that a job may have."""
         self._under_way: set[Generation] = set()
@@ -148,9 +164,10 @@ class Origin:
         choice: int = 0,
         watch: ProgressListener | None = None,
         tenant: str = "",
+        on_state: Callable[[torch.Tensor], None] | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         generation = await self._begin(ask, choice, watch)
-        generation.tenant = tenant
+        generation.tenant, generation.on_state = tenant, on_state
         self._under_way.add(generation)
         try:
             while True:
@@ -178,29 +195,44 @@ class Origin:
             yield said
         finally:
             self._leave(generation)
+            self._drop_left(generation)
             self._under_way.discard(generation)
 
     # -- what nodes say -------------------------------------------------------------
 
     def opened(self, node_id: str, message: Opened) -> None:
         asking = self._opening.get((message.job_id, node_id))
+        generation = self._generations.get(message.job_id)
         if asking is None:
             if message.ok:  # it was given up meanwhile
                 self._around.end(node_id, End(job_id=message.job_id, reason="not wanted any more"))
+        elif asking.answer.done():
+            return
+        elif generation is not None and self._passes_over(generation, node_id, message):
+            generation.full.add(node_id)
+            asking.answer.set_exception(_NodeFull())
         elif message.waiting:
             asking.waits = True
-            if (generation := self._generations.get(message.job_id)) is not None:
+            if generation is not None:
                 generation.note(message.reason)
-        elif not asking.answer.done():
+        else:
             asking.answer.set_result(message)
 
-    def landed(self, node_id: str, message: Landed) -> Refused | None:
+    def _passes_over(self, generation: Generation, node_id: str, message: Opened) -> bool:
+        """Whether it is full, and other nodes that are not known to be full have its layers."""
+        if node_id == self._around.node_id or not (
+            message.waiting or (not message.ok and message.code == LlmCode.NO_ROOM)
+        ):
+            return False
+        return isinstance(self._find(generation, {node_id}), Route)
+
+    def acked(self, node_id: str, message: Acked) -> Refused | None:
         """Why it is not to be believed, if so."""
         generation = self._generations.get(message.job_id)
         if generation is None:
             return Refused.UNKNOWN_JOB
         if generation.hops[-1].node_id != node_id or not generation.may_land(message.sequence):
-            return Refused.FOREIGN_LANDING
+            return Refused.FOREIGN_ACK
         generation.sign = time.monotonic()
         return None
 
@@ -287,8 +319,9 @@ class Origin:
         return spared or set(nodes)
 
     def _find(self, generation: Generation, without: Collection[str] = ()) -> Route | NoRoute:
-        avoid = frozenset({*generation.avoid, *self.distrusted, *without})
-        return self._around.find(avoid, frozenset(generation.apart))
+        avoid = frozenset({*generation.avoid, *generation.full, *self.distrusted, *without})
+        before = generation.left.hops if generation.left is not None else ()
+        return self._around.find(avoid, frozenset(generation.apart), before)
 
     def break_all(self, reason: str) -> None:
         """Whatever they wait for."""
@@ -327,33 +360,59 @@ class Origin:
             reserve=most if ask.max_tokens else min(most, UNSAID),
             sampler=sampler,
             writer=self.text.writer(ask, most, choice),
+            speculation=self._speculation(),
             watch=watch,
         )
 
+    def _speculation(self) -> Speculation | None:
+        if self._step_times is None:
+            return None
+        return Speculation(self._step_times, Lookup(self.text.ends))
+
     async def _set_out(self, generation: Generation) -> None:
-        """Find a way, have room on all of it, and go."""
+        """Find a way, have room on all of it, and go. A full node is passed over if there is a way
+        without it."""
         generation.forget_untold()
+        try:
+            while True:
+                try:
+                    return await self._try_route(generation)
+                except _NodeFull:  # the others keep its room for it
+                    generation.taken = generation.taken or (0, generation.told)
+                    left = self._leave(generation, self._around.config.open_timeout)
+                    generation.left = left or generation.left
+        finally:
+            generation.full.clear()
+
+    async def _try_route(self, generation: Generation) -> None:
+        """Raises _NodeFull if another way is to be tried."""
         job_id = urandom(16)
         kept, shared = self._kept(generation)
-        hops = kept.hops if kept is not None else (await self._route(generation)).hops
+        if kept is None or kept is generation.left:
+            hops = (await self._route(generation)).hops
+        else:
+            hops = kept.hops
+            generation.left = replace(kept, ids=kept.ids[:shared])
         await self._trusted(hops)
-        generation.hops, generation.opened = hops, []
-        if generation.grown_from is None:
-            generation.timing = JobTiming()
+        generation.hops = hops
+        generation.taken = (shared, generation.told) if shared else None
+        if not generation.grows:
+            generation.timing = JobTiming(wire=self._around.config.wire)
         context = max(self._around.context_of(hops), len(generation.ids) + 1)
         generation.room = min(generation.prompt_tokens + generation.reserve, context)
         self._generations[job_id] = generation
-        have = shared
+        have = held = shared
         # In the same order everywhere: two jobs never wait for each other's room.
         for node_id in sorted({*generation.nodes, self._around.node_id}):
-            answer = await self._open(generation, job_id, node_id, kept)
-            have = min(have, answer.have)
-        generation.grown_from = None
+            answer = await self._open(generation, job_id, node_id, kept, shared)
+            have, held = min(have, answer.have), min(held, answer.have or held)
+        self._drop_left(generation)
+        generation.grows = False
         generation.cached = have if generation.told == 0 else generation.cached
         generation.sign = time.monotonic()
 
         def prepare(job: Job) -> None:
-            job.text = generation.text(have)
+            job.text = generation.text(have, held)
             generation.job = job
 
         self._around.submit(job_id, prepare)
@@ -368,10 +427,13 @@ class Origin:
             raise
 
     def _kept(self, generation: Generation) -> tuple[CachedPrefix | None, int]:
-        """A cache of an earlier turn, unless a way has failed already; or its own."""
-        if (own := generation.grown_from) is not None and self._is_usable(own):
-            return own, len(own.ids)
-        if generation.avoid or generation.apart or generation.told:
+        """A cache of an earlier turn, unless a way has failed already; or its own. And how many of
+        its tokens are the same."""
+        if (own := generation.left) is not None:
+            if self.distrusted.keys().isdisjoint(own.nodes):
+                return own, min(len(own.ids), len(generation.ids) - 1)
+            self._drop_left(generation)
+        if generation.avoid or generation.apart or generation.full or generation.told:
             return None, 0
         found = self.prefixes.take(
             generation.tenant, generation.ids, time.monotonic(), self._is_usable
@@ -380,8 +442,14 @@ class Origin:
 
     def _is_usable(self, kept: CachedPrefix) -> bool:
         """Not what a node that is not trusted had a part in."""
-        nodes = {hop.node_id for hop in kept.hops}
-        return self.distrusted.keys().isdisjoint(nodes) and self._around.holds(kept.hops)
+        return self.distrusted.keys().isdisjoint(kept.nodes) and self._around.holds(kept.hops)
+
+    def _drop_left(self, generation: Generation) -> None:
+        """What nobody took over of what it left is not wanted any more."""
+        left, generation.left = generation.left, None
+        if left is not None:
+            for node_id, key in left.keys.items():
+                self._around.end(node_id, End(job_id=key))
 
     def _patience(self, generation: Generation) -> float:
         """Until when it waits for a way, and for room on all of its nodes."""
@@ -395,6 +463,9 @@ class Origin:
             route = self._find(generation)
             if isinstance(route, Route):
                 return route
+            if generation.full:  # the copies are gone: it waits for one of these
+                generation.full.clear()
+                continue
             left = until - time.monotonic()
             if left <= 0 or not self._may_wait(generation):
                 raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, route.reason)
@@ -407,7 +478,12 @@ class Origin:
         return not generation.avoid and (not generation.told or self._around.mends())
 
     async def _open(
-        self, generation: Generation, job_id: bytes, node_id: str, kept: CachedPrefix | None
+        self,
+        generation: Generation,
+        job_id: bytes,
+        node_id: str,
+        kept: CachedPrefix | None,
+        shared: int,
     ) -> Opened:
         message = Open(
             job_id=job_id,
@@ -415,11 +491,15 @@ class Origin:
             model=self._around.config.model,
             hops=generation.hops,
             tokens=generation.room,
-            reuse=kept.key if kept is not None else None,
+            reuse=kept.keys.get(node_id) if kept is not None else None,
             deadline=max(0.0, self._patience(generation) - time.monotonic()),
+            wire=self._around.config.wire,
+            same=shared,
         )
-        generation.opened.append(node_id)
-        return await self.ask(node_id, message)
+        generation.opened[node_id] = False
+        answer = await self.ask(node_id, message)
+        generation.opened[node_id] = True
+        return answer
 
     async def ask(self, node_id: str, message: Open) -> Opened:
         """Until a node has room. Raises Broken."""
@@ -465,7 +545,11 @@ class Origin:
     async def _is_over(self, generation: Generation, broken: Broken) -> bool:
         """Leave the way; whether the answer was finished meanwhile, so that nothing was lost.
         Raises LlmFailure if this node itself does not come to an end with what it computes."""
-        self._leave(generation)
+        is_sound = broken.code is not LlmCode.WRONG_COMPUTATION
+        left = self._leave(generation, self._around.config.open_timeout if is_sound else 0.0)
+        if not is_sound:
+            self._drop_left(generation)
+        generation.left = left or generation.left
         config, here = self._around.config, self._around.node_id
         own = [hop for hop in generation.hops if hop.node_id == here]
         try:
@@ -478,7 +562,7 @@ class Origin:
 
     def _turn_back(self, generation: Generation, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
-        generation.grown_from = None
+        generation.grows = False
         if broken.code in _GONE and not self._around.holds(generation.hops):
             # Who was lost, has other layers than a moment ago or leaves did nothing wrong.
             is_last, guilty = time.monotonic() > self._patience(generation), ""
@@ -503,14 +587,15 @@ class Origin:
         if generation.room >= most:
             return False
         generation.reserve = min(generation.max_tokens, 2 * generation.reserve)
-        generation.grown_from = self._leave(generation, self._around.config.open_timeout)
+        generation.left = self._leave(generation, self._around.config.open_timeout)
+        generation.grows = True
         return True
 
     def _leave(self, generation: Generation, keep: float = 0.0) -> CachedPrefix | None:
         """Give back what it has on its nodes, or have them keep its caches for this many seconds.
         What they keep."""
         job, generation.job = generation.job, None
-        keep = keep if job is not None else 0.0
+        keep = keep if job is not None or generation.taken is not None else 0.0
         kept = None
         for job_id in [
             job_id for job_id, other in self._generations.items() if other is generation
@@ -518,13 +603,16 @@ class Origin:
             del self._generations[job_id]
             if keep:
                 until = time.monotonic() + keep
+                # Who was not asked again yet has it as before.
+                keys = dict(generation.left.keys) if generation.left is not None else {}
+                keys |= {node: job_id for node, is_open in generation.opened.items() if is_open}
                 kept = CachedPrefix(
-                    job_id, generation.tenant, tuple(generation.ids[:-1]), generation.hops, until
+                    keys, generation.tenant, generation.cached_ids, generation.hops, until
                 )
             message = End(job_id=job_id, keep=keep > 0, seconds=keep)
             for node_id in generation.opened:
                 self._around.end(node_id, message)
-        generation.opened = []
+        generation.opened = {}
         return kept
 
     def _said(self, generation: Generation) -> Completion:
@@ -540,7 +628,7 @@ class Origin:
 
 def _is_cut_short(generation: Generation, broken: Broken) -> bool:
     """Whether it only did not get more room: what was said so far is the answer."""
-    if generation.grown_from is None or broken.code not in (
+    if not generation.grows or broken.code not in (
         LlmCode.NO_ROOM,
         LlmCode.CONTEXT_EXCEEDED,
     ):

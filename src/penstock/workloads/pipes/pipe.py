@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
@@ -41,8 +41,18 @@ class Pipe:
         self.hops, self.num_layers = tuple(hops), num_layers
         self.unavailable = check_hops(self.hops, num_layers) or ""
         """Why it can't be used."""
-        self._segments, self._outbox = segments, outbox
+        self.released = ""
+        """Why this node has no segment any more for some of it."""
+        self._outbox = outbox
         self._at = {layer: hop for hop in self.hops for layer in range(hop.start, hop.end)}
+        self._local = {
+            layer: (segment, min(hop.end, segment.layers.end))
+            for layer, hop in self._at.items()
+            if hop.node_id == node_id
+            for segment in reversed(segments)
+            if layer in segment.layers
+        }
+        """By layer: the segment of this node, and how far it goes without leaving the hop."""
         self.window = 1 + sum(hop.node_id != node_id for hop in self.hops)
         """How many chunks of a prompt may be under way at once: one for each node elsewhere, and
         one between them."""
@@ -59,16 +69,18 @@ class Pipe:
         hop = self._at.get(layer)
         return hop is not None and hop.node_id == self.node_id
 
-    def local(self, layer: int) -> LlmModel | None:
-        """The segment of this node that computes this layer; None if it is virtual, that is on
-        another node, or not loaded here."""
-        if not self.is_local(layer):
-            return None
-        return next((one for one in self._segments if layer in one.layers), None)
+    def local(self, layer: int) -> tuple[LlmModel, int] | None:
+        """The segment of this node that computes this layer, and how far it goes from there
+        without leaving the hop; None if it is virtual, that is on another node, or not loaded."""
+        return self._local.get(layer)
 
-    def local_end(self, layer: int, model: LlmModel) -> int:
-        """How far a local segment goes from here without leaving this hop."""
-        return min(self._at[layer].end, model.layers.end)
+    def release(self, layers: Collection[int], why: str) -> None:
+        """This node drops these layers: a pass that comes for a hop over them finds none."""
+        self.released = why
+        for hop in self.hops:
+            if any(hop.start <= layer < hop.end for layer in layers):
+                for layer in range(hop.start, hop.end):
+                    self._local.pop(layer, None)
 
     def before(self, layer: int, origin: str) -> str:
         """Which node hands over a job at this layer (the number of layers stands for the head)."""

@@ -6,7 +6,7 @@ what it still has is asked for when a job is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -19,8 +19,8 @@ MOST = 64
 
 
 class CachedPrefix(Struct, frozen=True):
-    key: bytes
-    """The job that made it."""
+    keys: Mapping[str, bytes]
+    """The job under whose id each node has its part of it."""
     tenant: str
     """Whose job that was. No other tenant may use it: the number of cached tokens, and the time
     that they save, would tell what its prompt was."""
@@ -28,6 +28,10 @@ class CachedPrefix(Struct, frozen=True):
     """The tokens whose keys and values it has, in all of its nodes."""
     hops: tuple[Hop, ...]
     until: float
+
+    @property
+    def nodes(self) -> set[str]:
+        return {*self.keys, *(hop.node_id for hop in self.hops)}
 
 
 class Prefixes:

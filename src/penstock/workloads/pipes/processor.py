@@ -6,6 +6,9 @@ A pass is a generator. It stops where something costly is to be computed and say
 (`Layers`, or `Head`), so that its caller can compute many jobs in one pass; `run` walks one
 alone. It ends in DONE with the event that led there, or is abandoned between two states because
 its job was cancelled: then there is no event. Whatever raises ends it, too.
+
+A job that lost a node goes its prompt and answer over again. Layers that have these positions
+from the route before do not compute them: what went to the next node then is sent again.
 """
 
 from __future__ import annotations
@@ -15,10 +18,16 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.lifecycles.processor import PROCESSOR, ProcessorEvent, ProcessorState
-from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.job import ComputeStep, InFlight, Job, JobContext, JobTime, OriginText
-from penstock.workloads.pipes.network_job import finite, of_job
-from penstock.workloads.pipes.timing import PassTime
+from penstock.workloads.pipes.job import (
+    ComputeStep,
+    InFlight,
+    Job,
+    JobContext,
+    JobTime,
+    OriginText,
+    PassTime,
+)
+from penstock.workloads.pipes.network_job import of_job
 
 if TYPE_CHECKING:
     from penstock.workloads.pipes.end_model import EndModel
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
     from penstock.workloads.pipes.pipe import Pipe
 
 _S, _E = ProcessorState, ProcessorEvent
+_NEXT = {(state, event): after for state, event, after in PROCESSOR}
+"""The table, as it is asked for every token."""
 
 
 class Layers(NamedTuple):
@@ -81,10 +92,11 @@ class JobProcessor:
                 self.reason = job.cancelled
                 return
             if self.state is _S.PROCESS_LAYERS:
-                layers = self._find_layers()
-                if layers is not None:
+                layers = None
+                is_held = self._pass_over()
+                if not is_held and (layers := self._find_layers()) is not None:
                     yield layers
-                event = self._after_layers() if layers is not None else _E.NO_LOCAL_MODEL
+                event = self._after_layers() if is_held or layers else _E.NO_LOCAL_MODEL
             elif self.state is _S.HEAD:
                 yield Head(self._end_model)
                 event = self._after_head()
@@ -95,7 +107,7 @@ class JobProcessor:
             else:
                 event = self._send()
             self.event = event
-            self.state = PROCESSOR.after(self.state, event)
+            self.state = _NEXT[self.state, event]
 
     # -- the states -----------------------------------------------------------------
 
@@ -129,7 +141,7 @@ class JobProcessor:
         if chunking.total == 0:
             chunking.total = len(text.input_ids)
             # The last token is always computed: what follows it is what is wanted.
-            chunking.sent = chunking.landed = min(chunking.sent, chunking.total - 1)
+            chunking.sent = chunking.acked = min(chunking.sent, chunking.total - 1)
         text.timing.begin()
         is_prefill = chunking.has_more
         job.begin_pass(self.context.config.prefill_chunk_size)
@@ -144,11 +156,50 @@ class JobProcessor:
 
     def _find_layers(self) -> Layers | None:
         pipe, layer = self._pipe, self._job.current_layer
-        model = pipe.local(layer)
-        if model is None:
-            self.reason = f"{pipe.node_id} does not hold layer {layer}"
+        found = pipe.local(layer)
+        if found is None:
+            self.reason = pipe.released or f"{pipe.node_id} does not hold layer {layer}"
             return None
-        return Layers(model, pipe.local_end(layer, model))
+        model, end = found
+        if self._is_replay:
+            end = next((n for n in range(layer + 1, end) if self._held_until(n) > n), end)
+        return Layers(model, end)
+
+    @property
+    def _is_replay(self) -> bool:
+        job = self._job
+        return job.start + job.count <= job.same and not job.returns and job.cache is not None
+
+    def _held_until(self, layer: int) -> int:
+        """Up to which layer, from this one on, the pass need not be computed."""
+        job, cache, hop = self._job, self._job.cache, self._pipe.hop_at(layer)
+        assert cache is not None
+        until, end = layer, job.start + job.count
+        while hop is not None and until < hop.end and cache.filled.get(until, 0) >= end:
+            until += 1
+        while until > layer and not (
+            until == self._pipe.num_layers  # what comes out there is not needed
+            or cache.remembered(until, job.start, end) is not None
+        ):
+            until -= 1
+        return until
+
+    def _pass_over(self) -> bool:
+        """Go past layers that computed these positions for an earlier route, if there are any."""
+        job = self._job
+        if not self._is_replay or (until := self._held_until(job.current_layer)) == (
+            job.current_layer
+        ):
+            return False
+        assert job.cache is not None
+        if until < self._pipe.num_layers:
+            job.data = job.cache.remembered(until, job.start, job.start + job.count)
+        else:
+            job.compute_step = ComputeStep.HEAD
+        if not self.time.compute:
+            self.time.together = 0
+        job.current_layer = until
+        return True
 
     def _after_layers(self) -> ProcessorEvent:
         job, pipe = self._job, self._pipe
@@ -166,20 +217,20 @@ class JobProcessor:
 
     def _after_head(self) -> ProcessorEvent:
         job, text = self._job, _text(self._job)
-        chosen = text.chosen
-        assert chosen is not None
         job.last_update = time.monotonic()
-        text.timing.chose(job.origin_node_id, self.head_seconds)
+        text.timing.chose(job.origin_node_id, self.head_seconds, len(text.chosen))
         if text.timing.tokens == 1 and self.context.logger is not None:
             self.context.logger.debug("prefill is over after %.1f ms", text.timing.prefill_ms)
-        is_heard = text.on_token(job, chosen.token, chosen.logprobs)
-        if text.is_complete(job, chosen.token) or 0 < text.max_tokens <= text.generated:
-            if self.context.config.print_times and self.context.logger is not None:
-                self.context.logger.info("%s", text.timing.table())
-            return _E.JOB_COMPLETED
-        if not is_heard:
-            self.reason = "the client disconnected"
-            return _E.JOB_UPDATE_FAILED
+        for number, chosen in enumerate(text.chosen, text.generated - len(text.chosen) + 1):
+            is_heard = text.on_token(job, chosen.token, chosen.logprobs)
+            if text.is_complete(job, chosen.token) or 0 < text.max_tokens <= number:
+                del text.input_ids[text.prompt_tokens + number :]
+                if self.context.config.print_times and self.context.logger is not None:
+                    self.context.logger.info("%s", text.timing.table())
+                return _E.JOB_COMPLETED
+            if not is_heard:
+                self.reason = "the client disconnected"
+                return _E.JOB_UPDATE_FAILED
         if job.compute_step is ComputeStep.EMBED:
             return _E.MORE_TOKENS_LOCAL
         return self._next_layer(_E.MORE_TOKENS_NEED_LAYERS, _E.MORE_TOKENS_REMOTE)
@@ -194,11 +245,12 @@ class JobProcessor:
         if is_over and job.returns == 0:
             pipe.land_job(job)
             return _E.HANDOFF_COMPLETE
-        self._check_numbers()
         if is_over:
             job.compute_step = ComputeStep.HEAD
         elif job.text is not None:
             self._depart(job.text)
+        if not is_over and job.cache is not None and job.data is not None:
+            job.cache.remember(job.current_layer, job.start, job.data)
         pipe.send_job(of_job(job), pipe.destination(job))
         job.data = None
         return _E.HANDOFF_COMPLETE
@@ -254,15 +306,6 @@ class JobProcessor:
         text.chunking.land(job.start + job.count)
         away = flight.away if flight is not None else 0.0
         text.timing.passed(job.times, away, job.origin_node_id, job.count)
-
-    def _check_numbers(self) -> None:
-        data = self._job.data
-        if data is None or not finite(data):
-            raise LlmFailure(
-                LlmCode.WRONG_COMPUTATION,
-                f"{self._pipe.node_id} computed NaN or infinity before layer"
-                f" {self._job.current_layer}",
-            )
 
 
 def _text(job: Job) -> OriginText:

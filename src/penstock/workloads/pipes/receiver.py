@@ -15,15 +15,13 @@ from enum import StrEnum
 from functools import partial
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.end_model import EndModel
-from penstock.workloads.pipes.job import ComputeStep, Job, JobContext
-from penstock.workloads.pipes.jobs import JobTable
+from penstock.workloads.pipes.job import ComputeStep, Job, JobContext, JobTable
 from penstock.workloads.pipes.network_job import NetworkJob, finite, unpack_steps
 from penstock.workloads.pipes.processor import JobProcessor
-from penstock.workloads.pipes.wire.counters import Refused
-from penstock.workloads.pipes.wire.frames import BadFrame
+from penstock.workloads.pipes.scheduler import PassScheduler
+from penstock.workloads.pipes.wire.frames import BadFrame, Refused
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class JobReceiver:
         self,
         config: LpConfig,
         jobs: JobTable,
-        compute: Compute,
+        compute: PassScheduler,
         hidden: int,
         refused: Counter[str],
         end_model: EndModel | None = None,
@@ -82,7 +80,10 @@ class JobReceiver:
             context = self.context(packet.job_id)
             if context.job is None:
                 self._refused[Refused.UNKNOWN_JOB] += 1
-                failure = LlmFailure(LlmCode.JOB_MISSING, "the job is not known here")
+                processor = JobProcessor(context)
+                event = processor.run()
+                assert event is not None
+                failure = LlmFailure(LlmCode[event.name], processor.reason)
                 self._compute.tell_failure(
                     packet.job_id, packet.origin_node_id, packet.sequence, failure
                 )
@@ -156,7 +157,8 @@ def _foreign(context: JobContext, packet: NetworkJob, sender: str) -> StepRefuse
         return StepRefused.WRONG_PIPE
     layer = _layer(context, packet)
     if packet.compute_step is ComputeStep.HEAD:
-        if job.origin_node_id != pipe.node_id:
+        # From the last node of the route it is the job's own, and its processor finds the mismatch.
+        if job.origin_node_id != pipe.node_id and sender != pipe.before(layer, ""):
             return StepRefused.ORIGIN_MISMATCH
     else:
         hop = pipe.hop_at(layer)

@@ -17,6 +17,8 @@ UNKNOWN_LINK_MS = 1.0
 UNKNOWN_LAYER_MS = 1.0
 UNTOLD_LINK_MS = 1_000.0
 """Between two nodes that tell of links, but not of this one: it may be new, or broken."""
+MOVED_MS = 100.0
+"""For a layer that another node computed for this job before: its cache has to be built again."""
 APART_MS = 60_000.0
 """Between two nodes that do not reach each other: tried if there is no other way at all."""
 
@@ -55,13 +57,15 @@ def find_route(
     avoid: Collection[str] = frozenset(),
     reference: Sequence[str] = (),
     apart: Collection[frozenset[str]] = frozenset(),
+    before: Sequence[Hop] = (),
 ) -> Route | NoRoute:
     """The quickest way for a job of `origin`, whose first `local_layers` layers stay with it.
 
     `load` is how many times longer than alone a layer takes on a node (see `loads`); whom it does
     not name has 1. `reference` are fingerprints that the origin knows to be right, layer by layer,
     "" where it does not; it needs none of layers that it holds itself. `apart` are pairs of nodes
-    of which one said that it does not reach the other. At equal cost fewer hops win, then the
+    of which one said that it does not reach the other. `before` is the job's route so far: who is
+    still there keeps its layers. At equal cost fewer hops win, then the
     smaller ids: the answer depends on nothing but what is given.
     """
     nodes = {r.node_id: r for r in records}
@@ -69,6 +73,7 @@ def find_route(
     missing = holdings.missing(origin, local_layers)
     if missing:
         return holdings.gap(model, missing)
+    holdings.stay(before)
     links = _Links(nodes, apart)
     home = holdings.cost(origin, LayerRange(0, local_layers), load)
     first = ((origin, 0),) if local_layers else ()
@@ -208,6 +213,15 @@ class _Holdings:
             for n, held in enumerate(self.layer_us)
             if not (origin in held if n < local_layers else held)
         ]
+
+    def stay(self, before: Sequence[Hop]) -> None:
+        """Make every change of these hops cost something."""
+        for hop in before:
+            for n in range(hop.start, hop.end):
+                held = self.layer_us[n]
+                if hop.node_id in held:
+                    for node_id in held.keys() - {hop.node_id}:
+                        held[node_id] += round(MOVED_MS * 1000)
 
     def gap(self, model: str, missing: list[int]) -> NoRoute:
         ranges = ranges_of(missing)

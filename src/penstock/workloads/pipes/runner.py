@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 from penstock.workloads.llm.health import RunnerHealth
 from penstock.workloads.llm.runner import Loading, ProgressListener
 from penstock.workloads.llm.values import (
     Completion,
+    CompletionRequest,
     Delta,
     EmbeddingRequest,
     EmbeddingResult,
@@ -17,10 +19,19 @@ from penstock.workloads.llm.values import (
     LlmCode,
     LlmFailure,
     ModelFacts,
+    Sampling,
     TokenizeRequest,
     TokenizeResult,
+    Usage,
 )
 from penstock.workloads.pipes.node import Node
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_AT_ONCE = 16
+"""Texts of one request that are made embeddings of together."""
 
 
 class PipeRunner:
@@ -70,11 +81,29 @@ class PipeRunner:
         return self._node.generate(ask, choice, watch, self._tenant)
 
     async def embed(self, model: str, ask: EmbeddingRequest) -> EmbeddingResult:
-        raise LlmFailure(
-            LlmCode.NOT_SUPPORTED,
-            "a model that is split over nodes makes no embeddings: ask one that is whole"
-            " (penstock up --model)",
+        """Of each text what its last token became behind all layers and the norm."""
+        self._check(model)
+        made: list[tuple[tuple[float, ...], Usage]] = []
+        for first in range(0, len(ask.inputs), _AT_ONCE):
+            some = ask.inputs[first : first + _AT_ONCE]
+            made += await asyncio.gather(*map(self._embedded, some))
+        return EmbeddingResult(
+            model=self._node.config.model,
+            engine=self.engine,
+            vectors=tuple(vector for vector, _ in made),
+            usage=sum((usage for _, usage in made), Usage()),
         )
+
+    async def _embedded(self, text: str | tuple[int, ...]) -> tuple[tuple[float, ...], Usage]:
+        states: list[Tensor] = []
+        ask = CompletionRequest(prompts=(text,), max_tokens=1, sampling=Sampling(temperature=0))
+        usage = Usage()
+        pieces = self._node.generate(ask, tenant=self._tenant, on_state=states.append)
+        async for piece in pieces:
+            if isinstance(piece, Completion):
+                usage = Usage(piece.usage.prompt_tokens, 0, piece.usage.cached_tokens)
+        vector = states[-1].float()
+        return tuple((vector / vector.norm().clamp_min(1e-12)).tolist()), usage
 
     async def tokenize(self, model: str, ask: TokenizeRequest) -> TokenizeResult:
         self._check(model)

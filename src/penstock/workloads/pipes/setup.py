@@ -39,6 +39,7 @@ def pipe_config(settings: Settings) -> LpConfig | None:
             "layers": parse_layers(node.layers),
             "key": network_key(settings),
             "dtype": node.dtype.value,
+            "wire": node.wire.value,
             "keep": node.keep_cache,
             "ping": node.heartbeat,
             "silence": node.lease,
@@ -161,8 +162,8 @@ async def running_node(config: LpConfig, told: Loading | None = None) -> AsyncIt
 async def observe(address: str, key: str) -> PipesView:
     """What a node knows of its network, asked without joining it. Raises NotRunning if none
     answers there, or not with this key."""
-    from penstock.workloads.pipes.net.observing import observe as look
-    from penstock.workloads.pipes.net.observing import observer_id
+    from penstock.workloads.pipes.net.mesh import observe as look
+    from penstock.workloads.pipes.net.mesh import observer_id
     from penstock.workloads.pipes.views import view_of
     from penstock.workloads.pipes.wire.connection import NotConnected
     from penstock.workloads.pipes.wire.identity import Identity

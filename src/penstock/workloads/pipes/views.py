@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, written
-from penstock.workloads.pipes.net.table import Table
+from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, Table, written
 from penstock.workloads.pipes.routes import NoRoute, Route, find_route, loads
 from penstock.workloads.pipes.status import HopView, NodeView, PipesView, PipeView, SegmentView
 

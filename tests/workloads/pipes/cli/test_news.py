@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.pipes.views import MODEL, node, pipe, segment, view
 
-from penstock.cli.node_screen import Change, NodeChange, changes
+from penstock.workloads.pipes.changes import Change, NodeChange, changes
 from penstock.workloads.pipes.status import HopView
 
 NOTHING = view()

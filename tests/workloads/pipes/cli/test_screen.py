@@ -8,14 +8,7 @@ import pytest
 from rich.console import Console
 from tests.support.pipes.views import MODEL, node, pipe, segment, view
 
-from penstock.cli.node_screen import (
-    NetworkView,
-    brief,
-    coverage,
-    holding,
-    ruler,
-    spread,
-)
+from penstock.cli.node_screen import NetworkView, brief, coverage, holding, ruler, spread
 from penstock.workloads.pipes.status import HopView, PipesView
 
 LONG = "a-rather-long-name-that-somebody-chose-one-day"

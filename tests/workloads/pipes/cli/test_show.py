@@ -10,7 +10,8 @@ from rich.console import Console, Group, RenderableType
 from tests.support.pipes.views import node, segment
 
 from penstock.cli.live import LiveScreen
-from penstock.cli.node_screen import Change, NodeChange, change_line, node_status
+from penstock.cli.node_screen import change_line, node_status
+from penstock.workloads.pipes.changes import Change, NodeChange
 
 
 def drawn(what: RenderableType, width: int = 80) -> str:

@@ -11,6 +11,7 @@ from tests.support.fake_llm import FakeRunner
 from tests.support.fake_pipes import FakeHost
 
 import penstock
+from penstock.app import job_details
 from penstock.app.client import Client
 from penstock.app.engine import Engine
 from penstock.app.portal import Portal
@@ -86,8 +87,8 @@ async def test_a_question_is_answered_and_its_job_shows_the_hops(tmp_path: Path)
 async def hops_shown(api: EngineApi, job_id: str) -> list[tuple[str, str]]:
     job = await api.get(job_id)
     assert job.result is not None
-    route = await show._hops(api, job, job.result.result_ptr)
-    details = show.JobDetails(job, "", [job], [], [], {}, {}, [], "", "", hops=route)
+    route = await job_details._hops(api, job, job.result.result_ptr)
+    details = job_details.JobDetails(job, "", [job], [], [], {}, {}, [], "", "", hops=route)
     facts = list(show._facts(details, job.accepted_at))
     first = next(index for index, (name, _) in enumerate(facts) if name == "hops")
     return facts[first:]
@@ -104,4 +105,4 @@ def test_a_single_layer_is_called_one(layers: str, said: str) -> None:
 
 def test_a_result_of_an_ordinary_model_has_no_hops_to_show() -> None:
     result = b'{"model": "m", "engine": "e", "choices": []}'
-    assert msgspec.json.decode(result, type=show._ResultHops).hops == ()
+    assert msgspec.json.decode(result, type=job_details._ResultHops).hops == ()

@@ -155,6 +155,8 @@ def test_every_field_of_a_node_can_be_set_and_defaults_are_the_node_s_own(
         node__prefill_chunk_size="64",
         node__pass_tokens="128",
         node__keep_cache="1",
+        node__wire="8bit",
+        node__speculation="false",
         node__spot_check="0.5",
         node__print_times="true",
         node__heartbeat="0.5",

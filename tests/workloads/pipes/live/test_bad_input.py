@@ -43,15 +43,15 @@ from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Route
 from penstock.workloads.pipes.wire.connection import NotConnected
-from penstock.workloads.pipes.wire.dialing import connect
+from penstock.workloads.pipes.wire.endpoints import connect
+from penstock.workloads.pipes.wire.frames import Kind
 from penstock.workloads.pipes.wire.identity import Identity, new_key
-from penstock.workloads.pipes.wire.kinds import Kind
 from penstock.workloads.pipes.wire.messages import (
+    Acked,
     Assign,
     End,
     Failed,
     Hello,
-    Landed,
     Open,
     Opened,
 )
@@ -129,9 +129,9 @@ LIES = {
     "a layer instead of the head": answers(
         "wrong_layer", STALLED, compute_step=ComputeStep.LAYER, data=torch.ones(len(PROMPT), HIDDEN)
     ),
-    "that it landed, and it was to come back": Lie(
-        lambda m, to, job: m.tell(to, Landed(job.job_id, job.sequence)),
-        "foreign_landing",
+    "that it arrived, and it was to come back": Lie(
+        lambda m, to, job: m.tell(to, Acked(job.job_id, job.sequence)),
+        "foreign_ack",
         STALLED,
     ),
     "steps that are cut off": sends(
@@ -143,7 +143,7 @@ LIES = {
     ),
     "a frame of no kind": Lie(lambda m, to, job: m.say(to, 99, b""), "unknown_kind", "m was lost"),
     "a message that is none": Lie(
-        lambda m, to, job: m.say(to, Kind.LANDED, b"\xc1"), "bad_frame", "m was lost"
+        lambda m, to, job: m.say(to, Kind.ACKED, b"\xc1"), "bad_frame", "m was lost"
     ),
 }
 
@@ -253,7 +253,7 @@ MEDDLING = {
     ),
     "its end at a layer node": word("b", "foreign_end", lambda job_id: End(job_id)),
     "its end at its origin": word("a", "foreign_end", lambda job_id: End(job_id)),
-    "that it landed": word("a", "foreign_landing", lambda job_id: Landed(job_id, 2)),
+    "that it arrived": word("a", "foreign_ack", lambda job_id: Acked(job_id, 2)),
     "that it failed": word(
         "a", "foreign_failure", lambda job_id: Failed(job_id, 2, "ENGINE_ERROR", "no", "b")
     ),
@@ -380,7 +380,7 @@ async def test_nobody_but_its_origin_goes_on_from_a_kept_cache(small: SmallModel
         assert a.origin is not None
         [kept] = a.origin.prefixes._kept
         async with stranger(network) as m:
-            m.tell("b", opening(os.urandom(16), reuse=kept.key))
+            m.tell("b", opening(os.urandom(16), reuse=kept.keys["b"]))
             told = await m.hear(Opened, "b")
             assert (told.ok, told.have) == (True, 0)
         again = await ask(a, asked())

@@ -97,6 +97,81 @@ async def test_a_node_that_leaves_is_replaced_and_no_token_is_repeated_or_skippe
         assert "goes on another way" in heard.logs[0]
 
 
+def counted(network: Network) -> dict[str, int]:
+    """How many positions each node has computed, of all jobs together."""
+    positions = dict.fromkeys(network.nodes, 0)
+    for name, node in network.nodes.items():
+
+        def count(job: Job, name: str = name) -> None:
+            positions[name] += job.count
+
+        spoil(node, count)
+    return positions
+
+
+@run_async
+async def test_after_a_loss_only_the_lost_part_is_computed_again(small: SmallModel) -> None:
+    async with Network(small, drain=0.0, speculation=False) as network:
+        node = await with_copies(network)
+        positions = counted(network)
+        lost: list[str] = []
+
+        async def leave(nodes: set[str]) -> None:
+            lost.append(min(nodes & {"b", "c"}))
+            await network.nodes[lost[0]].stop()
+
+        text, said = await broken_off(node, leave, Heard())
+        assert text == said.choice.text == small.text(PROMPT, LONG)
+        [other] = {"b", "c"} - set(lost)
+        once = len(PROMPT) + LONG - 1
+        assert positions[other] == once
+        # And the step that was under way when the node was lost.
+        assert once <= positions["a"] <= once + 1
+        assert once <= positions["d"] <= once + 1
+        computed = {hop.node: hop.tokens for hop in said.hops if hop.layers != "ends"}
+        assert computed[other] == once
+        assert max(computed["a"], computed["d"]) < LONG
+
+
+@run_async
+async def test_a_node_that_takes_on_more_layers_computes_only_the_new_ones_again(
+    small: SmallModel,
+) -> None:
+    """`d` takes the place of `b`, and then that of `c`, whose layers come after those."""
+    async with Network(small, drain=0.0, speculation=False) as network:
+        node = await network.split(0, 2, 4, 6)
+        text, count, layers = "", 0, list[tuple[int, int, int]]()
+        async for piece in node.generate(asked(count=LONG)):
+            if isinstance(piece, Delta):
+                text, count = text + piece.text, count + 1
+                if count == 3:
+                    d = await network.add("d", *ranges(2, 6))
+                    await until(lambda: len(node.records()) == 4, node)
+                    note_layers(d, layers)
+                    await network.nodes["b"].stop()
+                elif count == 20:
+                    await network.nodes["c"].stop()
+            else:
+                said = piece
+        assert text == said.choice.text == small.text(PROMPT, LONG)
+        once = len(PROMPT) + LONG - 1
+        for layer in range(2, 6):
+            computed = sum(count for first, end, count in layers if first <= layer < end)
+            assert once <= computed <= once + 1
+
+
+def note_layers(node: Node, layers: list[tuple[int, int, int]]) -> None:
+    """Of each pass: its first layer, the layer after its last, and its positions."""
+    for segment in node._holding.segments:
+        computed = segment.process_jobs
+
+        def process(jobs: list[Job], end: int, computed: Any = computed) -> None:
+            layers.extend((job.current_layer, end, job.count) for job in jobs)
+            computed(jobs, end)
+
+        segment.process_jobs = process  # type: ignore[method-assign, assignment]
+
+
 @run_async
 async def test_a_node_that_drains_finishes_what_it_has(small: SmallModel) -> None:
     async with Network(small, drain=30.0) as network:

@@ -11,12 +11,11 @@ from tests.support.pipes.meshes import KEY, Seen, started
 from tests.support.waiting import soon
 
 from penstock.testing.aio import run_async
-from penstock.workloads.pipes.net import membership, publishing
-from penstock.workloads.pipes.net.observing import observe, observer_id
+from penstock.workloads.pipes.net import mesh as module
+from penstock.workloads.pipes.net.mesh import observe, observer_id
 from penstock.workloads.pipes.wire.connection import NotConnected
-from penstock.workloads.pipes.wire.counters import Refused
+from penstock.workloads.pipes.wire.frames import Kind, Refused
 from penstock.workloads.pipes.wire.identity import Identity, new_key
-from penstock.workloads.pipes.wire.kinds import Kind
 
 
 def free_address() -> str:
@@ -62,7 +61,7 @@ async def test_of_several_seeds_one_that_answers_is_enough() -> None:
 async def test_two_that_dial_each_other_at_once_end_with_one_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(membership, "_OVERLAP", 0.05)
+    monkeypatch.setattr(module, "_OVERLAP", 0.05)
     one, other = free_address(), free_address()
     a, b = Seen("a", [other], listen=one), Seen("b", [one], listen=other)
     async with started(a, b):
@@ -81,7 +80,7 @@ async def test_two_that_dial_each_other_at_once_end_with_one_connection(
 
 @run_async
 async def test_who_cannot_be_reached_dials_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "TURN", 0.05)
+    monkeypatch.setattr(module, "TURN", 0.05)
     seed = Seen("b")
     async with started(seed):
         # It is for a to dial z, and z tells an address at which nobody is.
@@ -137,7 +136,7 @@ async def test_what_a_node_publishes_is_known_everywhere() -> None:
 async def test_figures_do_not_count_as_a_change_and_come_at_a_pace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publishing, "PACE", 0.2)
+    monkeypatch.setattr(module, "PACE", 0.2)
     a = Seen("a")
     async with started(a):
         b = Seen("b", [a.mesh.address])

@@ -8,8 +8,7 @@ from tests.workloads.pipes.live.test_mesh_assigning import LAYERS, Holder
 
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.net.records import NodeRecord
-from penstock.workloads.pipes.net.states import BAD_RECORD
+from penstock.workloads.pipes.net.records import BAD_RECORD, NodeRecord
 
 
 @run_async

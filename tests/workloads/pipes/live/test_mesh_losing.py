@@ -11,10 +11,9 @@ from tests.support.waiting import soon
 
 from penstock.core.errors import Misconfigured
 from penstock.testing.aio import run_async
-from penstock.workloads.pipes.net import membership
-from penstock.workloads.pipes.net.records import NodeRecord
-from penstock.workloads.pipes.net.states import BAD_RECORD, state_of
-from penstock.workloads.pipes.wire.kinds import Kind
+from penstock.workloads.pipes.net import mesh as module
+from penstock.workloads.pipes.net.records import BAD_RECORD, NodeRecord, state_of
+from penstock.workloads.pipes.wire.frames import Kind
 
 
 @run_async
@@ -81,7 +80,7 @@ async def test_who_leaves_is_gone_at_once_and_with_its_reason() -> None:
 async def test_a_connection_that_breaks_and_is_replaced_is_no_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(membership, "_SHORT", 0.0)
+    monkeypatch.setattr(module, "_SHORT", 0.0)
     a = Seen("a")
     async with started(a):
         b = Seen("b", [a.mesh.address])
@@ -144,7 +143,7 @@ async def test_a_record_of_a_third_node_is_hearsay() -> None:
 
 @run_async
 async def test_a_lost_node_is_dialed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "GRACE", 0.0)
+    monkeypatch.setattr(module, "GRACE", 0.0)
     a = Seen("a")
     async with started(a):
         b = Seen("b", [a.mesh.address])

@@ -55,7 +55,7 @@ from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.wire.identity import Identity, new_key
-from penstock.workloads.pipes.wire.kinds import Kind
+from penstock.workloads.pipes.wire.frames import Kind
 from penstock.workloads.pipes.wire.messages import Assign, encode
 
 def memory(name):

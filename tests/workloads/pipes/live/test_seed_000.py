@@ -42,8 +42,8 @@ from penstock.lifecycles.processor import (
 )
 from penstock.ports.engine_api import Streamed
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import ChatRequest, CompletionRequest, Message
-from penstock.workloads.pipes import job_queues, receiver
+from penstock.workloads.llm.values import ChatRequest, CompletionRequest, LlmFailure, Message
+from penstock.workloads.pipes import receiver, scheduler
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.end_model import EndModel
 from penstock.workloads.pipes.executor import PipesExecutor
@@ -91,15 +91,16 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> Walks:
     class Walked(JobProcessor):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "state" and getattr(self, "event", None) is not None:
-                job, pipe = self.context.job, self.context.pipe
-                assert job is not None
-                assert pipe is not None
+                job, node = self.context.job, self.context.config.node_id
                 assert self.event is not None
-                step = job.compute_step
-                seen.append(Move(pipe.node_id, self.state, self.event, step, job.start, job.count))
+                if job is None:
+                    seen.append(Move(node, self.state, self.event, ComputeStep.LAYER, 0, 0))
+                else:
+                    step = job.compute_step
+                    seen.append(Move(node, self.state, self.event, step, job.start, job.count))
             super().__setattr__(name, value)
 
-    monkeypatch.setattr(job_queues, "JobProcessor", Walked)
+    monkeypatch.setattr(scheduler, "JobProcessor", Walked)
     monkeypatch.setattr(receiver, "JobProcessor", Walked)
     return seen
 
@@ -261,7 +262,7 @@ async def test_every_processor_has_the_context_of_its_node(
             super().__init__(context)
             seen[context.config.node_id] = context
 
-    monkeypatch.setattr(job_queues, "JobProcessor", Seen)
+    monkeypatch.setattr(scheduler, "JobProcessor", Seen)
     monkeypatch.setattr(receiver, "JobProcessor", Seen)
     async with Network(small) as network:
         node = await network.split(0, 3, LAYERS)
@@ -420,3 +421,76 @@ async def test_an_error_ends_the_job_as_failed_with_its_code_and_reason(
         assert words in await api.why(job.job_id)
         if not site.b._stopping:
             await until(lambda: not site.b.record.jobs, site.b)
+
+
+def pipes_of(node: Node) -> list[Pipe]:
+    found = (node._jobs.find(job.job_id)[1] for job in node._jobs.all())
+    return [pipe for pipe in found if pipe is not None]
+
+
+async def lose_the_job(nodes: dict[str, Node]) -> None:
+    nodes["b"]._admission.end_all("a bit fell over")
+
+
+async def lose_the_next_node(nodes: dict[str, Node]) -> None:
+    for pipe in pipes_of(nodes["b"]):
+        pipe.unavailable = "c was lost by b"
+
+
+async def send_the_head_elsewhere(nodes: dict[str, Node]) -> None:
+    for pipe in pipes_of(nodes["c"]):
+        pipe.destination = lambda job: "b"  # type: ignore[method-assign]
+
+
+async def unload_the_end_model(nodes: dict[str, Node]) -> None:
+    nodes["a"]._receiver.end_model = None
+
+
+async def drop_layers_of(node: Node, layer: int) -> None:
+    dropping = asyncio.ensure_future(node._release([layer]))
+    await asyncio.sleep(0)
+    dropping.cancel()
+
+
+async def drop_the_first_layers(nodes: dict[str, Node]) -> None:
+    await drop_layers_of(nodes["a"], 0)
+
+
+async def drop_middle_layers(nodes: dict[str, Node]) -> None:
+    await drop_layers_of(nodes["b"], 3)
+
+
+ROWS: dict[
+    ProcessorEvent,
+    tuple[ProcessorState, str, Callable[[dict[str, Node]], Coroutine[None, None, None]]],
+] = {
+    E.JOB_MISSING: (S.VALIDATING, "b", lose_the_job),
+    E.PIPE_UNAVAILABLE: (S.VALIDATING, "b", lose_the_next_node),
+    E.ORIGIN_MISMATCH: (S.VALIDATING, "b", send_the_head_elsewhere),
+    E.END_MODEL_UNAVAILABLE: (S.VALIDATING, "a", unload_the_end_model),
+    E.NO_MODEL_FOR_NEXT_LAYER: (S.EMBED, "a", drop_the_first_layers),
+    E.NO_LOCAL_MODEL: (S.PROCESS_LAYERS, "b", drop_middle_layers),
+}
+"""Where each error of the table is found, and what makes a running job fail there."""
+
+
+@pytest.mark.seed("000", "2.5", "2.6", "2.7", "2.8", "3.10", "4.7", "14.1", "14.5")
+@pytest.mark.parametrize("event", ROWS)
+@run_async
+async def test_a_job_that_fails_takes_the_row_of_its_error(
+    small: SmallModel, walks: Walks, event: ProcessorEvent
+) -> None:
+    state, where, happen = ROWS[event]
+    async with Network(small, drain=0.0, speculation=False) as network:
+        node = await network.split(0, 2, 4, LAYERS)
+        text, count, failure = "", 0, None
+        try:
+            async for piece in node.generate(asked(count=60)):
+                text, count = text + getattr(piece, "text", ""), count + 1
+                if count == 3:
+                    await happen(network.nodes)
+        except LlmFailure as error:
+            failure = error
+        # It ends with the error, or went another way and lost nothing.
+        assert failure.code == event.name if failure else text == small.text(PROMPT, 60)
+    assert (where, state, event) in {(move.node_id, move.before, move.event) for move in walks}

@@ -13,10 +13,9 @@ from tests.support.pipes.ends import Noted
 
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.counters import Counters, Refused
-from penstock.workloads.pipes.wire.dialing import connect
+from penstock.workloads.pipes.wire.endpoints import connect
+from penstock.workloads.pipes.wire.frames import Counters, Kind, Refused
 from penstock.workloads.pipes.wire.identity import Identity, new_key
-from penstock.workloads.pipes.wire.kinds import Kind
 from penstock.workloads.pipes.wire.messages import Hello
 
 CHILD = Path(__file__).parents[3] / "support" / "pipes" / "wire_child.py"

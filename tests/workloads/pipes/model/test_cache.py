@@ -74,11 +74,37 @@ def test_what_is_kept_is_taken_again_with_what_it_had() -> None:
     assert pool.take(b"chat", [0, 1], 30) is None
 
 
-def test_a_cache_of_other_layers_is_not_taken() -> None:
+def test_a_cache_that_goes_on_with_other_layers_keeps_what_it_has_of_them() -> None:
     pool = pool_of(8)
-    pool.keep(filled(pool, 8), b"chat", until=10)
-    assert pool.take(b"chat", [0], 8) is None
-    assert pool.take(b"chat", [0, 1], 8) is not None
+    kept = filled(pool, 8)
+    first = kept.layers[0]
+    before = [one.clone() for one in kept.views(0, 8)[first]]
+    pool.keep(kept, b"chat", until=10)
+    taken = pool.take(b"chat", [first, 3], 8)
+    assert taken is not None
+    assert taken.filled == {first: 8, 3: 0}
+    assert all(map(torch.equal, before, taken.views(0, 8)[first]))
+    taken.free()
+    assert pool.used == pool.kept == 0
+
+
+def test_hidden_states_make_way_for_a_job() -> None:
+    pool = KvPool(
+        dict.fromkeys(range(4), LAYOUT),
+        1000,
+        3 * 8 * TOKEN,
+        torch.float32,
+        block=8,
+        hidden=TOKEN // 4,
+    )
+    first = pool.reserve([0], 8, boundaries=[1])
+    first.remember(1, 0, torch.ones(8, TOKEN // 4))
+    assert first.remembered(1, 0, 8) is not None
+    pool.reserve([0], 16)
+    assert first.remembered(1, 0, 8) is None
+    first.remember(1, 0, torch.ones(8, TOKEN // 4))
+    assert first.remembered(1, 0, 8) is None
+    first.free()
 
 
 def test_the_oldest_that_is_kept_makes_way_for_a_job() -> None:

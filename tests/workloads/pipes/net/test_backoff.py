@@ -11,11 +11,9 @@ from tests.workloads.pipes.net.test_coordinating import auto, origin
 from penstock.testing.clock import VirtualLoop
 from penstock.workloads.pipes.net.assigning import Assigning
 from penstock.workloads.pipes.net.dialer import Dialer
-from penstock.workloads.pipes.net.records import NodeRecord
-from penstock.workloads.pipes.net.table import Table
+from penstock.workloads.pipes.net.records import NodeRecord, Table
 from penstock.workloads.pipes.wire.connection import Connection, NotConnected
-from penstock.workloads.pipes.wire.counters import Counters
-from penstock.workloads.pipes.wire.kinds import Kind
+from penstock.workloads.pipes.wire.frames import Counters, Kind
 
 HOUR = 3600.0
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.support.pipes.nodes import MODEL, node, segment
 
 from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.net.coordinating import coordinator, planned, refusal, steps
+from penstock.workloads.pipes.net.assigning import coordinator, planned, refusal, steps
 from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.wire.messages import Assign
 

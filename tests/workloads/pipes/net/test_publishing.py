@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from penstock.testing.aio import run_async
-from penstock.workloads.pipes.net.peers import Peers
-from penstock.workloads.pipes.net.publishing import Publisher
+from penstock.workloads.pipes.net.mesh import Peers, Publisher
 from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.wire.messages import Hello
 

@@ -11,11 +11,18 @@ from msgspec.structs import replace
 from tests.support.pipes.nodes import MODEL, node, segment
 
 from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.net.records import NodeRecord, new_boot, ranges_of, written
-from penstock.workloads.pipes.net.states import BAD_RECORD, read_state, sound, state_of
-from penstock.workloads.pipes.net.table import Table
-from penstock.workloads.pipes.wire.counters import Counters
-from penstock.workloads.pipes.wire.frames import BadFrame
+from penstock.workloads.pipes.net.records import (
+    BAD_RECORD,
+    NodeRecord,
+    Table,
+    new_boot,
+    ranges_of,
+    read_state,
+    sound,
+    state_of,
+    written,
+)
+from penstock.workloads.pipes.wire.frames import BadFrame, Counters
 
 records = st.builds(
     NodeRecord,

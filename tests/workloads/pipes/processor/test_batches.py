@@ -156,7 +156,7 @@ def test_job_that_fails_alone_ends_with_the_reason_and_the_others_go_on() -> Non
     for n in (0, 1, 3):
         assert asked[n][1] == answer(prompt_of(n), 4, LAYERS)
     assert asked[2][1] == []
-    assert len(origin.compute._queues) == 0
+    assert origin.compute.jobs == 0
 
 
 @pytest.mark.seed("000", "15.6")
@@ -265,7 +265,7 @@ def test_cancelled_job_is_left_where_it_is_and_the_others_go_on(rounds: int) -> 
     assert len(told) == before
     assert other == answer(prompt_of(2, 9), 3, LAYERS)
     assert all(not node.failures for node in ring.nodes.values())
-    assert all(len(node.compute._queues) == 0 for node in ring.nodes.values())
+    assert all(node.compute.jobs == 0 for node in ring.nodes.values())
     completed = [event for event, _ in ring.nodes["A"].ends_told]
     assert completed.count(ProcessorEvent.JOB_COMPLETED) == 1
 
@@ -276,11 +276,13 @@ def test_segment_that_is_unloaded_ends_the_job_with_that_reason() -> None:
     job, told = ring.begin(SHARED, prompt_of(1), 50)
     while len(told) < 2:
         ring.choices()[0]()
-    ring.nodes["B"].segments.clear()
+    _, pipe = ring.nodes["B"].jobs.find(job.job_id)
+    assert pipe is not None
+    pipe.release([5], "B no longer holds layers 5")
     ring.run()
     assert ring.nodes["B"].ends_told[-1] == (
         ProcessorEvent.NO_LOCAL_MODEL,
-        "B does not hold layer 2",
+        "B no longer holds layers 5",
     )
-    assert len(ring.nodes["B"].compute._queues) == 0
+    assert ring.nodes["B"].compute.jobs == 0
     assert not job.cancelled  # what the origin makes of it is its own affair

@@ -29,7 +29,7 @@ def test_prompt_is_cut_into_chunks_and_only_the_last_comes_back() -> None:
     assert ring.landings == 2
     assert told == answer(PROMPT, 1, LAYERS)
     assert job.text is not None
-    assert job.text.chunking == ChunkState(total=40, sent=40, landed=40)
+    assert job.text.chunking == ChunkState(total=40, sent=40, acked=40)
 
 
 @pytest.mark.seed("000", "3.8")
@@ -61,13 +61,13 @@ def test_chunk_that_landed_lets_the_next_one_go() -> None:
     while not origin.compute.is_idle:
         origin.compute.round()
     context = origin.receiver.context(job.job_id)
-    origin.compute.landed(context, 1, ())
-    origin.compute.landed(context, 1, ())  # told twice, counted once
+    origin.compute.acked(context, 1, ())
+    origin.compute.acked(context, 1, ())  # told twice, counted once
     while not origin.compute.is_idle:
         origin.compute.round()
     assert job.text is not None
     assert list(job.text.under_way) == [2, 3, 4]
-    assert job.text.chunking.landed == 4
+    assert job.text.chunking.acked == 4
 
 
 @pytest.mark.seed("000", "17.8", "18.7")
@@ -183,4 +183,4 @@ def test_origin_that_has_the_last_layers_too_waits_for_its_last_chunk() -> None:
     assert told == answer(PROMPT, 2, LAYERS)
     assert ring.landings == 0
     assert job.text is not None
-    assert job.text.chunking.landed == 40
+    assert job.text.chunking.acked == 40

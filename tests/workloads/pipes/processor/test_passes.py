@@ -71,11 +71,11 @@ def test_jobs_of_all_ways_together_each_say_what_they_say_alone(
         assert told == answer(prompt, count, LAYERS)
         assert job.text is not None
         assert not job.text.under_way
-        assert job.text.chunking.landed == len(prompt)
+        assert job.text.chunking.acked == len(prompt)
     for node in ring.nodes.values():
         assert not node.failures
         assert not node.refused
-        assert len(node.compute._queues) == 0
+        assert node.compute.jobs == 0
 
 
 @given(
@@ -115,7 +115,7 @@ def test_jobs_that_fail_or_are_cancelled_at_any_time_leave_the_others_as_they_ar
     for number, ((_, told), is_wanted) in enumerate(zip(asked, wanted, strict=True)):
         right = answer([number, 5, 6, 7, 8], 4, LAYERS)
         assert told == (right if is_wanted else right[: len(told)])
-    assert all(len(node.compute._queues) == 0 for node in ring.nodes.values())
+    assert all(node.compute.jobs == 0 for node in ring.nodes.values())
 
 
 @pytest.mark.seed("000", "7.1")

@@ -147,7 +147,7 @@ def test_hidden_states_that_are_no_numbers_end_the_job_and_name_the_sender(
 
 
 @pytest.mark.seed("000", "15.6")
-def test_node_that_computes_no_numbers_says_so_itself(ring: Stopped) -> None:
+def test_node_that_computes_no_numbers_is_named_by_the_next(ring: Stopped) -> None:
     [model] = ring.nodes["B"].segments
     process = model._process
 
@@ -159,9 +159,10 @@ def test_node_that_computes_no_numbers_says_so_itself(ring: Stopped) -> None:
     model._process = spoils
     ring.route["A", "B"].append(ring.true)
     ring.run()
-    [(_, origin, _, failure)] = ring.nodes["B"].failures
+    [(_, origin, _, failure)] = ring.nodes["C"].failures
     assert (origin, failure.code) == ("A", LlmCode.WRONG_COMPUTATION)
-    assert failure.message == "B computed NaN or infinity before layer 4"
+    assert failure.message == "B sent NaN or infinity, for layer 4"
+    assert failure.facts["node"] == "B"
     assert ring.nodes["C"].segments[0].passes == []
 
 

@@ -7,8 +7,7 @@ import logging
 import pytest
 from tests.support.pipes.sums import Ring
 
-from penstock.workloads.pipes.job import Hop, JobTime
-from penstock.workloads.pipes.timing import WINDOW, JobTiming, NodeTiming, PassTime
+from penstock.workloads.pipes.job import WINDOW, Hop, JobTime, JobTiming, NodeTiming, PassTime
 
 LAYERS = 6
 WAY = (Hop("A", 0, 2), Hop("B", 2, 4), Hop("C", 4, 6))

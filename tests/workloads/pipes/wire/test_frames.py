@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.pipes.wire.counters import Refused
-from penstock.workloads.pipes.wire.frames import BadFrame, Splitter, head_of
-from penstock.workloads.pipes.wire.kinds import HELLO_LIMITS, Kind, limits, steps_limit
+from penstock.workloads.pipes.wire.connection import Splitter, head_of
+from penstock.workloads.pipes.wire.frames import (
+    HELLO_LIMITS,
+    BadFrame,
+    Kind,
+    Refused,
+    limits,
+    steps_limit,
+)
 
 LIMITS = limits(steps=1 << 20)
 # Around the sizes at which the splitter takes another way.

@@ -18,14 +18,12 @@ from tests.support.pipes.ends import (
 )
 
 from penstock.core.errors import Misconfigured
-from penstock.workloads.pipes.wire import listener as module
+from penstock.workloads.pipes.wire import endpoints as module
 from penstock.workloads.pipes.wire.address import parse
 from penstock.workloads.pipes.wire.connection import NotConnected
-from penstock.workloads.pipes.wire.counters import Counters, Refused
-from penstock.workloads.pipes.wire.dialing import connect
+from penstock.workloads.pipes.wire.endpoints import connect, listen
+from penstock.workloads.pipes.wire.frames import Counters, Kind, Refused
 from penstock.workloads.pipes.wire.identity import new_key
-from penstock.workloads.pipes.wire.kinds import Kind
-from penstock.workloads.pipes.wire.listener import listen
 from penstock.workloads.pipes.wire.messages import encode
 
 

@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.workloads.pipes.job import Hop, JobTime
-from penstock.workloads.pipes.wire.frames import BadFrame
-from penstock.workloads.pipes.wire.kinds import Kind
+from penstock.workloads.pipes.wire.frames import BadFrame, Kind
 from penstock.workloads.pipes.wire.messages import (
+    Acked,
     Assign,
     Bye,
     End,
     Failed,
     Hello,
-    Landed,
     Message,
     Open,
     Opened,
@@ -35,7 +34,7 @@ EACH: list[Message] = [
     State((msgspec.Raw(b"\x93\x01\x02\x03"),)),
     Open(JOB, "pipe", "model", (Hop("a", 0, 5), Hop("b", 5, 9)), 100, b"key", 3.5),
     Opened(JOB, False, 5, "NO_ROOM", "the cache is full", True),
-    Landed(JOB, 3, (JobTime("a", 0, 5, 10, 20),)),
+    Acked(JOB, 3, (JobTime("a", 0, 5, 10, 20),)),
     Failed(JOB, 3, "NODE_LOST", "it went away", "b"),
     End(JOB, True, 300.0, "done"),
     Assign("model", 3, 9, "a", 2),
@@ -71,7 +70,7 @@ def test_deeply_nested_bytes_are_a_bad_frame() -> None:
         Open(JOB, "pipe", "model", (Hop("a", 0, 5),), 0),
         Open(JOB, "pipe", "model", (Hop("a", 0, 5),), 100, None, -1.0),
         Open(JOB, "p" * 300, "model", (Hop("a", 0, 5),), 100),
-        Landed(JOB, -1),
+        Acked(JOB, -1),
         End(JOB, True, float("nan")),
         Assign("model", 1 << 40, 0, "a"),
     ],

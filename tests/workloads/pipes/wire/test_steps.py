@@ -4,21 +4,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from penstock.workloads.pipes import network_job
 from penstock.workloads.pipes.job import ComputeStep, JobTime
-from penstock.workloads.pipes.wire import steps
-from penstock.workloads.pipes.wire.counters import Refused
-from penstock.workloads.pipes.wire.frames import BadFrame
-from penstock.workloads.pipes.wire.steps import (
-    SIZES,
-    ParsedStep,
-    StepHead,
-    pack_front,
-    pack_head,
-    unpack,
-)
+from penstock.workloads.pipes.network_job import DTYPES, NetworkJob, pack_steps, unpack_steps
+from penstock.workloads.pipes.wire.frames import BadFrame, Refused
 
 WIDTH = 3
 names = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -27,9 +21,9 @@ times = st.builds(JobTime, names, small, small, small, small, small, small, smal
 
 
 @st.composite
-def heads(draw: st.DrawFn) -> StepHead:
+def packets(draw: st.DrawFn) -> NetworkJob:
     count = draw(st.integers(1, 5))
-    return StepHead(
+    return packet(
         job_id=draw(st.binary(min_size=16, max_size=16)),
         pipe_id=draw(names),
         origin_node_id=draw(names),
@@ -43,7 +37,7 @@ def heads(draw: st.DrawFn) -> StepHead:
     )
 
 
-def head(**fields: Any) -> StepHead:
+def packet(**fields: Any) -> NetworkJob:
     ready: dict[str, Any] = {
         "job_id": bytes(range(16)),
         "pipe_id": "pipe",
@@ -55,53 +49,55 @@ def head(**fields: Any) -> StepHead:
         "count": 2,
         "times": (JobTime("node", 0, 3, 10, 20),),
     }
-    return StepHead(**{**ready, **fields})
+    return NetworkJob(**{**ready, **fields})
 
 
-def packed(*jobs: StepHead, dtype: int = 1) -> bytearray:
-    numbers = [bytes([n + 1]) * (job.rows * WIDTH * SIZES[dtype]) for n, job in enumerate(jobs)]
-    front = pack_front(
-        [pack_head(job, dtype, WIDTH, part) for job, part in zip(jobs, numbers, strict=True)]
-    )
-    return bytearray(front + b"".join(numbers))
+def packed(*jobs: NetworkJob, dtype: torch.dtype = torch.float32) -> bytearray:
+    """With numbers that tell which job they are of."""
+    ready = [
+        replace(job, data=torch.full((job.rows, WIDTH), n + 1.0, dtype=dtype))
+        for n, job in enumerate(jobs)
+    ]
+    return bytearray(b"".join(pack_steps(ready)))
 
 
-def unpacked(data: bytearray) -> list[ParsedStep]:
-    return unpack(memoryview(data))
+def unpacked(data: bytearray) -> list[NetworkJob]:
+    return unpack_steps(memoryview(data))
 
 
 @pytest.mark.seed("000", "17.8")
-@given(st.lists(heads(), min_size=1, max_size=4), st.sampled_from(sorted(SIZES)))
-def test_what_is_packed_comes_out_the_same(jobs: list[StepHead], dtype: int) -> None:
-    data = packed(*jobs, dtype=dtype)
-    found = unpacked(data)
-    assert [job.head for job in found] == jobs
-    assert {(job.dtype, job.width) for job in found} == {(dtype, WIDTH)}
+@given(
+    st.lists(packets(), min_size=1, max_size=4),
+    st.sampled_from([one for one in DTYPES.values() if one.is_floating_point]),
+)
+def test_what_is_packed_comes_out_the_same(jobs: list[NetworkJob], dtype: torch.dtype) -> None:
+    found = unpacked(packed(*jobs, dtype=dtype))
+    assert [replace(job, data=None, data_hash=b"") for job in found] == jobs
     for n, job in enumerate(found):
-        size = job.head.rows * WIDTH * SIZES[dtype]
-        assert data[job.offset : job.offset + size] == bytes([n + 1]) * size
-    assert found[0].offset % 16 == 0
+        assert job.data is not None
+        assert (job.data.dtype, job.data.shape) == (dtype, (job.rows, WIDTH))
+        assert bool((job.data == n + 1).all())
 
 
 @given(st.binary(max_size=400))
 def test_random_bytes_are_refused_and_nothing_else_happens(data: bytes) -> None:
     with pytest.raises(BadFrame):
-        unpack(memoryview(data))
+        unpack_steps(memoryview(bytearray(data)))
 
 
 @given(st.binary(min_size=1, max_size=300), st.integers(0, 300), st.integers(0, 3))
 def test_random_bytes_over_a_good_frame_raise_bad_frames_only(
     noise: bytes, at: int, many: int
 ) -> None:
-    data = packed(*[head(sequence=n) for n in range(many + 1)])
+    data = packed(*[packet(sequence=n) for n in range(many + 1)])
     data[at : at + len(noise)] = noise
     with suppress(BadFrame):
-        unpack(memoryview(data), report=lambda bad: None)
+        unpack_steps(memoryview(data), report=lambda bad: None)
 
 
 @pytest.mark.seed("000", "11.2", "16.6")
 def test_no_bit_can_be_turned_unnoticed() -> None:
-    data = packed(head())
+    data = packed(packet())
     for bit in range(len(data) * 8):
         turned = bytearray(data)
         turned[bit // 8] ^= 1 << bit % 8
@@ -110,7 +106,7 @@ def test_no_bit_can_be_turned_unnoticed() -> None:
 
 
 def test_no_byte_can_be_cut_off_or_added() -> None:
-    data = packed(head(), head(sequence=8))
+    data = packed(packet(), packet(sequence=8))
     for end in range(len(data)):
         with pytest.raises(BadFrame):
             unpacked(data[:end])
@@ -120,28 +116,31 @@ def test_no_byte_can_be_cut_off_or_added() -> None:
 
 
 def test_a_bad_job_is_told_and_the_others_are_given() -> None:
-    jobs = [head(job_id=bytes([n]) * 16) for n in range(3)]
+    jobs = [packet(job_id=bytes([n]) * 16) for n in range(3)]
     data = packed(*jobs)
-    middle = unpacked(data)[1]
-    data[middle.offset] ^= 1
+    data[-2 * WIDTH * 4 - 1] ^= 1  # of the middle one: each has two rows
     bad: list[BadFrame] = []
-    found = unpack(memoryview(data), bad.append)
-    assert [job.head.job_id[0] for job in found] == [0, 2]
+    found = unpack_steps(memoryview(data), report=bad.append)
+    assert [job.job_id[0] for job in found] == [0, 2]
     assert [(one.what, one.job_id) for one in bad] == [(Refused.BAD_HASH, bytes([1]) * 16)]
 
 
 def forged(**changes: Any) -> BadFrame:
     """What is said of a header that is wrong, though its hash is right."""
     at = {"step": 10, "dtype": 11, "count": 6, "returns": 7, "width": 8, "start": 5}
-    fields = list(steps._HEAD.unpack_from(packed(head()), steps._PREFIX.size))
+    front, prefix = network_job._HEAD, network_job._PREFIX
+    fields = list(front.unpack_from(packed(packet()), prefix.size))
     for name, value in changes.items():
         fields[at[name]] = value
-    rest = steps._HEAD.pack(*fields)[16:] + b"pipe" + b"origin" + b"\x90"
+    rest = front.pack(*fields)[16:] + b"pipe" + b"origin" + b"\x90"
     rest = (len(rest) + 16).to_bytes(2, "little") + rest[2:]
     numbers = bytes(fields[9])
-    data = pack_front([steps._digest(rest, numbers) + rest]) + numbers
+    header = network_job._digest(rest, numbers) + rest
+    padding = -(prefix.size + len(header)) % 16
+    start = prefix.pack(network_job.VERSION, 0, 1, len(header) + padding)
+    data = bytearray(start + header + bytes(padding) + numbers)
     with pytest.raises(BadFrame) as bad:
-        unpack(memoryview(data))
+        unpacked(data)
     return bad.value
 
 
@@ -154,7 +153,8 @@ def forged(**changes: Any) -> BadFrame:
         ({"step": ComputeStep.NORM}, Refused.BAD_FRAME),
         ({"step": 9}, Refused.BAD_FRAME),
         ({"dtype": 0}, Refused.BAD_DTYPE),
-        ({"dtype": 4}, Refused.BAD_DTYPE),
+        ({"dtype": 4}, Refused.BAD_SHAPE),
+        ({"dtype": 5}, Refused.BAD_DTYPE),
         ({"dtype": 2}, Refused.BAD_SHAPE),
         ({"count": 0}, Refused.BAD_SHAPE),
         ({"count": 3}, Refused.BAD_SHAPE),
@@ -171,27 +171,25 @@ def test_a_job_that_can_not_be_is_refused(changes: dict[str, Any], what: Refused
 
 
 def test_to_the_head_go_only_the_rows_that_are_needed() -> None:
-    assert head(count=5, returns=2).rows == 5
-    assert head(count=5, returns=2, compute_step=ComputeStep.HEAD).rows == 2
+    assert packet(count=5, returns=2).rows == 5
+    assert packet(count=5, returns=2, compute_step=ComputeStep.HEAD).rows == 2
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        head(pipe_id="x" * 256),
-        head(origin_node_id="x" * 256),
-        head(job_id=bytes(16), sequence=1 << 32),
-        head(current_layer=1 << 16),
-        head(times=(JobTime("x" * 70_000, 0, 1, 1, 1),)),
+        packet(pipe_id="x" * 256),
+        packet(origin_node_id="x" * 256),
+        packet(job_id=bytes(16), sequence=1 << 32),
+        packet(current_layer=1 << 16),
+        packet(times=(JobTime("x" * 70_000, 0, 1, 1, 1),)),
     ],
 )
-def test_what_no_header_can_hold_is_not_sent(wrong: StepHead) -> None:
+def test_what_no_header_can_hold_is_not_sent(wrong: NetworkJob) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         packed(wrong)
 
 
-def test_numbers_that_are_not_all_there_are_not_sent() -> None:
-    with pytest.raises(ValueError, match="11 bytes are not 2 rows of 3"):
-        pack_head(head(), 1, WIDTH, bytes(11))
+def test_a_frame_of_no_jobs_is_not_sent() -> None:
     with pytest.raises(ValueError, match="0 jobs"):
-        pack_front([])
+        pack_steps([])

@@ -11,9 +11,8 @@ from tests.support.pipes.ends import Here, Noted, hello, here, identity, on_both
 
 from penstock.workloads.pipes.wire.address import parse
 from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.counters import Refused
-from penstock.workloads.pipes.wire.dialing import connect
-from penstock.workloads.pipes.wire.kinds import Kind
+from penstock.workloads.pipes.wire.endpoints import connect
+from penstock.workloads.pipes.wire.frames import Kind, Refused
 
 SECRET = b"hidden states that nobody else is to read"
 

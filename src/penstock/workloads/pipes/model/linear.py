@@ -22,6 +22,9 @@ COMPUTE = {
 _TOGETHER = 8
 """Tokens for which packed weights are laid out: jobs that are decoded at once."""
 _FEW = 3
+"""Tokens for which F.linear takes as long as for one, with weights that lie row by row."""
+_LARGE = 1 << 22
+"""Weights that are fetched from memory for each pass: what counts is to do that once."""
 _AS_IT_IS: tuple[str, Sequence[float], str] = ("none", [], "")
 """oneDNN may do more than multiply: not here."""
 _PIECE = 256
@@ -71,23 +74,17 @@ def held_bytes(*modules: nn.Module) -> int:
 
 
 def _best(linear: nn.Linear, dtype: str) -> nn.Module:
+    weight = linear.weight
     if dtype == "int8":
-        return Int8(linear.weight, linear.bias)
-    if _better_packed(linear.weight):
-        return Packed(linear.weight, linear.bias)
-    # Column by column, which is fastest for one token and for many.
-    linear.weight = nn.Parameter(linear.weight.t().contiguous().t(), requires_grad=False)
+        return Int8(weight, linear.bias)
+    if weight.dtype is torch.bfloat16 and _packs(weight.dtype):
+        return Packed(weight, linear.bias)
+    if weight.numel() >= _LARGE:
+        return Rows(weight, linear.bias)
+    # Column by column: while it fits a cache, as fast for one token and for hundreds, and two to
+    # five times as fast for 4 to 16.
+    linear.weight = nn.Parameter(weight.t().contiguous().t(), requires_grad=False)
     return linear
-
-
-def _better_packed(weight: torch.Tensor) -> bool:
-    """Whether 4 to 16 tokens gain much more than a single one loses. In float32 that was measured
-    for large and wide matrices (a third less time, against a tenth more); in bfloat16 all gain."""
-    if not _packs(weight.dtype):
-        return False
-    rows, columns = tuple(weight.shape)
-    large = rows * columns >= 1 << 22 and 2 * rows >= 3 * columns
-    return large or weight.dtype is torch.bfloat16
 
 
 def _packs(dtype: torch.dtype) -> bool:
@@ -99,7 +96,8 @@ def _packs(dtype: torch.dtype) -> bool:
 
 
 class Rows(nn.Module):
-    """Laid out row by row, as a table is."""
+    """Laid out row by row, as a table is and as they are stored: for up to three tokens nothing is
+    faster if they are large, and for more oneDNN is nearly as fast as with a layout of its own."""
 
     def __init__(self, weight: nn.Parameter, bias: torch.Tensor | None) -> None:
         super().__init__()

@@ -346,17 +346,22 @@ class Segment:
     def packed(self, packed: bool) -> None:
         self._config._attn_implementation = PACKED if packed else self._own
 
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether what its layers keep of a job can be taken back to an earlier position."""
+        return SequenceCache(self._config).can_be_cut
+
     # -- weights --------------------------------------------------------------------
 
     def load_layer(self, number: int, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
         """A layer of its own, beside the stand-in for it. Names are those of a checkpoint, without
         what stands before them in all of a layer's."""
-        standing = self._list[number]
-        forward = standing.__dict__.pop("forward")
+        own = self._list[number]
+        forward = own.__dict__.pop("forward")
         try:
-            layer = copy.deepcopy(standing, {id(self._config): self._config})
+            layer = copy.deepcopy(own, {id(self._config): self._config})
         finally:
-            standing.forward = forward
+            own.forward = forward
         self._list[number] = layer
         prefix = f"{self.architecture.path}.{number}."
         try:
@@ -364,7 +369,7 @@ class Segment:
             fill(self.model, named, f"layer {number}", self.device, within=prefix)
             settle(self.model, layer, self.device)
         finally:
-            self._list[number] = standing
+            self._list[number] = own
         return swapped(layer, self.dtype) if self.device.type == "cpu" else layer
 
     def load_ends(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -1,27 +1,393 @@
-"""A node among the others: connected to each, told of what each holds, and when one is lost."""
+"""A node among the others: connected to each, told of what each holds, and when one is lost.
+
+A node is a member while a connection to it stands, or broke less than a moment ago.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 
 from msgspec.structs import replace
 
-from penstock.workloads.pipes.net.addressing import own_address
-from penstock.workloads.pipes.net.events import Events, Frame
-from penstock.workloads.pipes.net.membership import Membership
-from penstock.workloads.pipes.net.publishing import Publisher
-from penstock.workloads.pipes.net.records import NodeRecord, new_boot
-from penstock.workloads.pipes.net.table import Table
-from penstock.workloads.pipes.wire.address import parse
-from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.counters import Counters
-from penstock.workloads.pipes.wire.dialing import connect
+from penstock.workloads.pipes.net.dialer import Dialer, Target
+from penstock.workloads.pipes.net.records import (
+    BAD_RECORD,
+    NodeRecord,
+    Table,
+    new_boot,
+    read_state,
+    state_of,
+)
+from penstock.workloads.pipes.wire.address import own_address, parse
+from penstock.workloads.pipes.wire.connection import LINGER, Connection, NotConnected
+from penstock.workloads.pipes.wire.endpoints import Listener, connect, listen
+from penstock.workloads.pipes.wire.frames import MAX_STEPS, BadFrame, Counters, Kind, Refused
 from penstock.workloads.pipes.wire.identity import Identity
-from penstock.workloads.pipes.wire.kinds import MAX_STEPS, Kind
-from penstock.workloads.pipes.wire.listener import Listener, listen
-from penstock.workloads.pipes.wire.messages import Hello
+from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode
+
+Frame = Callable[[str, memoryview], None]
+
+
+class Events:
+    """Callbacks, called in the order in which they were given."""
+
+    def __init__(self) -> None:
+        self.frames: dict[Kind, Frame] = {}
+        self.on_lost: list[Callable[[str, str], None]] = []
+        self.on_back: list[Callable[[str], None]] = []
+        self.on_change: list[Callable[[], None]] = []
+        self.on_refused: list[Callable[[str], None]] = []
+        self._changing: asyncio.Handle | None = None
+
+    def frame(self, sender: str, kind: Kind, payload: memoryview) -> None:
+        callback = self.frames.get(kind)
+        if callback is not None:
+            callback(sender, payload)
+
+    def lost(self, node_id: str, reason: str) -> None:
+        for callback in self.on_lost:
+            callback(node_id, reason)
+
+    def back(self, node_id: str) -> None:
+        for callback in self.on_back:
+            callback(node_id)
+
+    def refused(self, reason: str) -> None:
+        for callback in self.on_refused:
+            callback(reason)
+
+    def change(self) -> None:
+        """Soon, and once for all that happens until then."""
+        if self._changing is None:
+            self._changing = asyncio.get_running_loop().call_soon(self._changed)
+
+    def _changed(self) -> None:
+        self._changing = None
+        for callback in self.on_change:
+            callback()
+
+    def stop(self) -> None:
+        """Nobody is called any more."""
+        if self._changing is not None:
+            self._changing.cancel()
+        for callbacks in (self.on_lost, self.on_back, self.on_change, self.on_refused):
+            callbacks.clear()
+        self.frames.clear()
+
+
+class Peers:
+    """Two nodes may dial each other in the same moment. Both then take the connection that the
+    smaller id has dialed; the other one is read until it is closed, and not written to."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._current: dict[str, Connection] = {}
+
+    def add(self, connection: Connection) -> Connection | None:
+        """Take a connection; the one that is not to be used any more, if there were two."""
+        peer = connection.peer.node_id
+        old = self._current.get(peer)
+        if old is not None and old.closed is None and self._rather(old, connection):
+            return connection
+        self._current[peer] = connection
+        return old
+
+    def _rather(self, old: Connection, new: Connection) -> bool:
+        # Of two that were dialed from the same side, the other side knows the first for dead.
+        if old.outgoing == new.outgoing:
+            return False
+        return old.outgoing == (self._node_id < old.peer.node_id)
+
+    def remove(self, connection: Connection) -> bool:
+        """Whether it was the one that counts."""
+        peer = connection.peer.node_id
+        if self._current.get(peer) is not connection:
+            return False
+        del self._current[peer]
+        return True
+
+    def get(self, node_id: str) -> Connection | None:
+        return self._current.get(node_id)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._current
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._current.values()))
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+
+PACE = 1.0
+"""Seconds between two records that differ in figures only."""
+
+
+class Publisher:
+    """Tells of what matters at once, and of figures no more often than every second."""
+
+    def __init__(self, record: NodeRecord, tell: Callable[[NodeRecord], None]) -> None:
+        self.record = record
+        """The newest, told or not."""
+        self._told = record
+        self._told_at = float("-inf")
+        self._tell = tell
+        self._timer: asyncio.TimerHandle | None = None
+
+    def publish(self, record: NodeRecord) -> None:
+        """Its boot and version are seen to here."""
+        if replace(record, boot=self.record.boot, version=self.record.version) == self.record:
+            return
+        self.record = replace(record, boot=self.record.boot, version=self.record.version + 1)
+        if self.record.material() != self._told.material():
+            self.flush()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(loop.time(), self._told_at + PACE), self.flush)
+
+    def flush(self) -> None:
+        self.stop()
+        self._told, self._told_at = self.record, asyncio.get_running_loop().time()
+        self._tell(self.record)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+log = logging.getLogger(__name__)
+
+GRACE = 1.0
+"""Seconds in which a connection that broke may be replaced before its node counts as lost."""
+TURN = 2.0
+"""Of two nodes the one with the smaller id dials. The other waits this long, and then tries
+itself: some can be reached in one direction only."""
+LEFT = "left"
+"""In a BYE: the node goes, not only the connection."""
+_OVERLAP = 1.0
+_SHORT = 0.2
+"""A connection that lived no longer is not dialed again in the same moment: whatever ended it may
+do so again."""
+_TAKEN = "is taken by another process"
+
+
+class Membership:
+    """The handler of all connections of a node.
+
+    A node is a member while a connection to it stands, or broke less than a moment ago. What is
+    in the table was said by the node itself over such a connection.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        table: Table,
+        events: Events,
+        counters: Counters,
+        dial: Callable[[str], Awaitable[Connection]],
+        silence: float,
+    ) -> None:
+        self.peers = Peers(node_id)
+        self.caller = Dialer(dial, self.peers.__contains__, self._unanswered)
+        self.unreached: dict[str, str] = {}
+        """Addresses that were dialed in vain, and why."""
+        self._node_id, self._table, self._events = node_id, table, events
+        self._counters, self._silence = counters, silence
+        self._members: dict[str, Hello] = {}
+        self._grace: dict[str, asyncio.TimerHandle] = {}
+        self._all: dict[Connection, float] = {}
+        """Those that have not wholly ended, and when they came."""
+        self._observers: set[Connection] = set()
+        self._leaving: set[Connection] = set()
+        self._gone: dict[str, str] = {}
+        self._refused_since: float | None = None
+        self._told_refused = False
+        self._own_refusals = 0
+        self._stopping = False
+
+    def tell(self, records: Iterable[NodeRecord], but: Connection | None = None) -> None:
+        state = state_of(records)
+        for connection in (*self.peers, *self._observers):
+            if connection is not but:
+                _send_state(connection, state)
+
+    def tell_all(self, connection: Connection) -> None:
+        _send_state(connection, state_of(self._table.live()))
+
+    async def stop(self, reason: str) -> None:
+        self._stopping = True
+        for timer in self._grace.values():
+            timer.cancel()
+        await self.caller.stop()
+        for connection in self._all:
+            with suppress(ConnectionResetError):
+                connection.send(Kind.BYE, encode(Bye(reason, LEFT)))
+            connection.close(reason)
+        # What was said last has to be out before the loop may end.
+        await asyncio.gather(*(connection.wait_closed() for connection in self._all))
+
+    def admit(self, peer: Hello) -> str:
+        """Why a peer can't come in; "" lets it in."""
+        if self._stopping:
+            return f"{self._node_id} is leaving"
+        known = self.peers.get(peer.node_id)
+        if known is None or known.closed is not None or known.peer.boot == peer.boot:
+            return ""
+        return f"the id {peer.node_id!r} {_TAKEN}"
+
+    # -- what connections call ---------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        peer = connection.peer
+        self._all[connection] = asyncio.get_running_loop().time()
+        if peer.observer:
+            self._observers.add(connection)
+            self.tell_all(connection)
+            return
+        unused = self.peers.add(connection)
+        if unused is not None:
+            # It may still bring what was sent before the other side knew of this one.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_OVERLAP, unused.close, "there is another connection")
+        if unused is connection:
+            return
+        self._refused_since = None
+        # Of two that met in the same moment both are well. One that stood for a while was known
+        # for dead at the other end, and what was under way on it may be gone.
+        now = asyncio.get_running_loop().time()
+        is_dead = unused is not None and now - self._all.get(unused, now) > _OVERLAP
+        self._came(peer, is_dead)
+        self.caller.reached(peer.node_id, peer.address)
+        self.tell_all(connection)
+
+    def _came(self, peer: Hello, replaces: bool) -> None:
+        known = self._members.get(peer.node_id)
+        if known is not None and known.boot != peer.boot:
+            self._lose(peer.node_id, "it was started anew")
+        timer = self._grace.pop(peer.node_id, None)
+        self._members[peer.node_id] = peer
+        self._gone.pop(peer.node_id, None)
+        if timer is not None:
+            timer.cancel()
+        if timer is not None or replaces:
+            self._events.back(peer.node_id)
+
+    def received(self, connection: Connection, kind: Kind, payload: memoryview) -> None:
+        if kind is Kind.BYE:
+            if decode(payload, Bye).what == LEFT:
+                self._leaving.add(connection)
+        elif connection.peer.observer:
+            raise BadFrame("an observer only looks")
+        elif kind is Kind.STATE:
+            for record in read_state(payload, self._counters):
+                self._told(connection, record)
+        else:
+            self._events.frame(connection.peer.node_id, kind, payload)
+
+    def _told(self, connection: Connection, record: NodeRecord) -> None:
+        peer = connection.peer
+        if record.node_id == self._node_id:
+            return
+        if record.node_id != peer.node_id:
+            if self._gone.get(record.node_id) != record.boot:
+                after = 0.0 if self._node_id < record.node_id else TURN
+                self.caller.heard(record.node_id, record.address, after)
+            return
+        if record.boot != peer.boot:
+            self._counters.add(BAD_RECORD)
+            return
+        known = self._table.get(record.node_id)
+        if not self._table.apply(record):
+            return
+        if known is None:
+            self.caller.reached(record.node_id, record.address)
+            self.tell([record], but=connection)
+        else:
+            for observer in self._observers:
+                _send_state(observer, state_of([record]))
+        if known is None or known.material() != record.material():
+            self._events.change()
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        asyncio.get_running_loop().call_later(LINGER, self._all.pop, connection, None)
+        self._observers.discard(connection)
+        left = connection in self._leaving
+        self._leaving.discard(connection)
+        if not self.peers.remove(connection) or self._stopping:
+            return
+        node_id = connection.peer.node_id
+        if left:
+            self._gone[node_id] = connection.peer.boot
+            self.caller.forget(node_id)
+            self._lose(node_id, reason)
+        elif reason.startswith("silent"):
+            self._lose(node_id, reason)
+            self.caller.lost(node_id, 0.0)
+        else:
+            loop = asyncio.get_running_loop()
+            self._grace[node_id] = loop.call_later(GRACE, self._lose, node_id, reason)
+            lived = loop.time() - self._all[connection]
+            # Both sides may dial; not in the same moment if it can be helped.
+            after = 0.0 if connection.outgoing else GRACE / 5
+            self.caller.lost(node_id, after if lived > _SHORT else after + GRACE / 2)
+
+    def _lose(self, node_id: str, reason: str) -> None:
+        timer = self._grace.pop(node_id, None)
+        if timer is not None:
+            timer.cancel()
+        if self._members.pop(node_id, None) is not None:
+            self._table.lose(node_id)
+            log.info("%s is lost: %s", node_id, reason, extra={"is_loss": True})
+            self._events.lost(node_id, reason)
+            self._events.change()
+
+    # -- what dialing finds -------------------------------------------------------------------
+
+    def _unanswered(self, target: Target, error: NotConnected) -> None:
+        if self.unreached.get(target.address) != error.reason:
+            log.info("%s", error.reason)
+            self.unreached[target.address] = error.reason
+        if isinstance(error.__context__, ConnectionRefusedError) and target.node_id in self._grace:
+            self._lose(target.node_id, "it is gone: nothing listens at its address")
+        if error.what == Refused.OWN_NODE_ID:
+            if self._was_itself():
+                self.caller.drop(target)
+            else:
+                self._refused(error.reason, surely=True)
+        elif error.what == Refused.SECOND_CONNECTION or _TAKEN in error.reason:
+            self._refused(error.reason)
+        else:
+            self._refused_since = None
+
+    def _was_itself(self) -> bool:
+        """A node that is named as its own seed dials itself, and refuses itself."""
+        refusals = self._counters[Refused.OWN_NODE_ID]
+        itself = refusals > self._own_refusals
+        self._own_refusals = refusals
+        return itself
+
+    def _refused(self, reason: str, *, surely: bool = False) -> None:
+        """Unless it is sure, it may be that the process before this one is not known for dead
+        yet. And who has a connection is known to somebody as itself."""
+        now = asyncio.get_running_loop().time()
+        if self._refused_since is None:
+            self._refused_since = now
+        late = now - self._refused_since > self._silence + GRACE
+        if (surely or late) and not self.peers and not self._told_refused:
+            self._told_refused = True
+            self._events.refused(reason)
+
+
+def _send_state(connection: Connection, state: bytes) -> None:
+    with suppress(ConnectionResetError):
+        connection.send(Kind.STATE, state)
+
 
 RETELL = 30.0
 """Seconds between two times that all is told to somebody, whatever was told before."""
@@ -193,3 +559,39 @@ class Mesh:
             peers = list(self._membership.peers)
             if peers:
                 self._membership.tell_all(peers[turn % len(peers)])
+
+
+def observer_id() -> str:
+    """A name that no node has; the Identity of an observer is made with one."""
+    return f"observer-{os.urandom(6).hex()}"
+
+
+async def observe(address: str, identity: Identity, *, timeout: float = 5.0) -> Table:
+    """The nodes that the one at `address` knows to be there. Raises NotConnected."""
+    watch = _Look()
+    hello = Hello(node_id=identity.node_id, boot=new_boot(), observer=True)
+    connection = await connect(address, identity, hello, watch, timeout=timeout)
+    try:
+        async with asyncio.timeout(timeout):
+            return await watch.seen
+    except TimeoutError:
+        raise NotConnected(f"{address}: it reports nothing about its network") from None
+    finally:
+        connection.close("seen")
+        await connection.wait_closed()
+
+
+class _Look:
+    def __init__(self) -> None:
+        self.seen: asyncio.Future[Table] = asyncio.get_running_loop().create_future()
+
+    def connected(self, connection: Connection) -> None:
+        pass
+
+    def received(self, connection: Connection, kind: Kind, payload: memoryview) -> None:
+        if kind is Kind.STATE and not self.seen.done():
+            self.seen.set_result(Table(read_state(payload, Counters())))
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        if not self.seen.done():
+            self.seen.set_exception(NotConnected(reason))

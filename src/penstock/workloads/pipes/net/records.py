@@ -1,16 +1,20 @@
-"""What a node tells the others about itself."""
+"""What a node tells the others about itself, how it travels, and what is known of all nodes."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.wire.frames import Counters
+from penstock.workloads.pipes.wire.messages import State, decode, encode
 
 
 class SegmentState(StrEnum):
@@ -155,3 +159,123 @@ def ranges_of(layers: Iterable[int]) -> tuple[LayerRange, ...]:
 def written(ranges: Iterable[LayerRange]) -> str:
     """As people write them: "0-3, 7, 9-12"."""
     return ", ".join(str(r) if len(r) > 1 else str(r.start) for r in ranges)
+
+
+class Table:
+    """One record for each node: the newest. Pure; its user decides which records to trust."""
+
+    def __init__(self, records: Iterable[NodeRecord] = ()) -> None:
+        self._records: dict[str, NodeRecord] = {}
+        for record in records:
+            self.apply(record)
+
+    def apply(self, record: NodeRecord) -> bool:
+        """Take a record unless an equally new one is there; whether it was taken."""
+        known = self._records.get(record.node_id)
+        if known is not None and _age(record) <= _age(known):
+            return False
+        self._records[record.node_id] = record
+        return True
+
+    def lose(self, node_id: str, boot: str = "") -> NodeRecord | None:
+        """Forget a node; with `boot`, only if it is that process. Gives what was known."""
+        known = self._records.get(node_id)
+        if known is None or (boot and known.boot != boot):
+            return None
+        return self._records.pop(node_id)
+
+    def get(self, node_id: str) -> NodeRecord | None:
+        return self._records.get(node_id)
+
+    def live(self) -> tuple[NodeRecord, ...]:
+        """All of them, by id."""
+        return tuple(self._records[n] for n in sorted(self._records))
+
+    def of(self, model: str) -> tuple[NodeRecord, ...]:
+        """Those that have to do with a model: hold layers of it, or its ends, or were started
+        for it."""
+        return tuple(
+            r for r in self.live() if model == r.model or model in r.end_models or r.of(model)
+        )
+
+    def models(self) -> tuple[str, ...]:
+        names = {r.model for r in self._records.values() if r.model}
+        for record in self._records.values():
+            names.update(record.end_models)
+            names.update(s.model for s in record.segments)
+        return tuple(sorted(names))
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._records
+
+    def __iter__(self) -> Iterator[NodeRecord]:
+        return iter(self.live())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+def _age(record: NodeRecord) -> tuple[str, int]:
+    return record.boot, record.version
+
+
+BAD_RECORD = "bad_record"
+MAX_LAYERS = 4096
+"""Of a model; nobody plans for more because a record says so."""
+
+MAX_RECORD = 256 << 10
+"""Bytes of a record: fingerprints of the most layers, and what else there is. All records have to
+fit into one frame for a joining node."""
+
+_DECODER = msgspec.msgpack.Decoder(NodeRecord)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def state_of(records: Iterable[NodeRecord]) -> bytes:
+    return encode(State(tuple(Raw(_ENCODER.encode(record)) for record in records)))
+
+
+def read_state(payload: memoryview, counters: Counters) -> list[NodeRecord]:
+    """What can be believed of it; the rest is counted. Raises BadFrame if it is no STATE."""
+    records = []
+    for raw in decode(payload, State).records:
+        try:
+            if len(memoryview(raw)) > MAX_RECORD:
+                raise msgspec.ValidationError("a record so large")
+            record = _DECODER.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            counters.add(BAD_RECORD)
+            continue
+        if sound(record):
+            records.append(record)
+        else:
+            counters.add(BAD_RECORD)
+    return records
+
+
+def sound(record: NodeRecord) -> bool:
+    """Whether it makes sense in itself, so that the planner need not check."""
+    figures = (record.layer_ms, record.end_ms, record.tokens_per_s, record.busy)
+    counts = (
+        *(record.version, record.local_layers, record.room),
+        *(record.context, record.jobs, record.waiting),
+    )
+    held = record.assigned
+    return (
+        bool(record.node_id and record.boot)
+        and 0 <= record.num_layers <= MAX_LAYERS
+        and all(math.isfinite(f) and f >= 0 for f in (*figures, *record.links.values()))
+        and all(c >= 0 for c in counts)
+        and (held is None or 0 <= held.start < held.end <= MAX_LAYERS)
+        and all(_sound_segment(segment) for segment in record.segments)
+    )
+
+
+def _sound_segment(segment: SegmentRecord) -> bool:
+    layers = segment.layers
+    return (
+        0 <= layers.start < layers.end <= segment.num_layers <= MAX_LAYERS
+        and (not segment.fingerprints or len(segment.fingerprints) == len(layers))
+        and math.isfinite(segment.layer_ms)
+        and segment.layer_ms >= 0
+    )

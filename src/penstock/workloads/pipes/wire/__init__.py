@@ -1,7 +1,6 @@
 """How nodes talk: TLS with the network's key, frames of bytes, and a sign of life.
 
-From the bottom up: `kinds` (what a frame can be), `counters` (what was refused, and why),
-`frames` (bytes to frames), `messages` and `steps` (what is in them), `identity` (who may join),
-`tls` and `stream` (frames that nobody else reads), `pulse` (who is still there), `connection` (one
-peer), `dialing` and `listener` (how one comes about).
+From the bottom up: `frames` (bytes to frames, and what was refused), `messages` (what is in the
+small ones), `identity` (who may join), `pulse` (who is still there), `connection` (one peer),
+`endpoints` (how one comes about).
 """

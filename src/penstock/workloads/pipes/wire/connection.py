@@ -1,4 +1,7 @@
-"""One peer: its frames, its signs of life, and why it ends."""
+"""One peer: frames over TLS, its signs of life, and why it ends.
+
+A frame is a length (u32), a kind (u8), and that many bytes. All numbers are little-endian.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,162 @@ import asyncio
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from penstock.ports.tls import Tls, common_name
-from penstock.workloads.pipes.wire.counters import Counters, Refused, refusal_of
-from penstock.workloads.pipes.wire.frames import BadFrame
-from penstock.workloads.pipes.wire.kinds import MAX_STEPS, PROTOCOL, Kind, limits
+from penstock.workloads.pipes.wire.frames import (
+    HELLO_LIMITS,
+    MAX_STEPS,
+    PROTOCOL,
+    BadFrame,
+    Counters,
+    Kind,
+    Refused,
+    limits,
+    refusal_of,
+)
 from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode, protocol_of
 from penstock.workloads.pipes.wire.pulse import Pulse
-from penstock.workloads.pipes.wire.stream import Stream
+
+_JOIN = 16 << 10
+"""Up to this size, parts of a frame become one record of TLS: copying them together costs less
+than one record more."""
+_PIECE = 256 << 10
+"""How much of a larger part is encrypted before it is handed on."""
+
+
+_HEAD = struct.Struct("<IB")
+_BUFFER = 64 << 10
+_OWN = 16 << 10
+"""From this size on, the rest of a frame is read into its own memory, not by way of the buffer."""
+
+
+def head_of(kind: Kind, size: int) -> bytes:
+    return _HEAD.pack(size, kind)
+
+
+class Splitter:
+    """Takes bytes as they come and gives frames. A payload is its receiver's: memory of its own,
+    which can be written to."""
+
+    def __init__(self, limits: Mapping[int, int]) -> None:
+        self.limits = limits
+        """The kinds that may come, and how large. A change counts from the next frame on."""
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._filled = 0
+        self._kind = Kind.HELLO
+        self._own: memoryview | None = None
+        self._at = 0
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes are to be written; never empty."""
+        if self._own is not None:
+            return self._own[self._at :]
+        return self._buffer[self._filled :]
+
+    def written(self, count: int) -> Iterator[tuple[Kind, memoryview]]:
+        """The frames that are whole now. To be read to its end; raises BadFrame after the last
+        good one, and then nothing more can be taken."""
+        if self._own is not None:
+            self._at += count
+            if self._at == len(self._own):
+                own, self._own = self._own, None
+                yield self._kind, own
+            return
+        self._filled += count
+        yield from self._split()
+
+    @property
+    def within(self) -> bool:
+        """Whether a frame has begun and is not whole."""
+        return self._own is not None or self._filled > 0
+
+    def _split(self) -> Iterator[tuple[Kind, memoryview]]:
+        buffer, filled, at = self._buffer, self._filled, 0
+        while filled - at >= _HEAD.size:
+            size, number = _HEAD.unpack_from(buffer, at)
+            kind = self._checked(number, size)
+            begin, end = at + _HEAD.size, at + _HEAD.size + size
+            if end <= filled:
+                at = end
+                yield kind, memoryview(bytearray(buffer[begin:end]))
+            elif size >= _OWN:
+                self._begin_own(kind, size, buffer[begin:filled])
+                at = filled
+            else:
+                break
+        left = filled - at
+        if at and left:
+            buffer[:left] = bytes(buffer[at:filled])
+        self._filled = left
+
+    def _begin_own(self, kind: Kind, size: int, have: memoryview) -> None:
+        self._kind, self._at = kind, len(have)
+        self._own = memoryview(bytearray(size))
+        self._own[: len(have)] = have
+
+    def _checked(self, number: int, size: int) -> Kind:
+        limit = self.limits.get(number)
+        if limit is None:
+            known = number in Kind.__members__.values()
+            name = Kind(number).name if known else f"kind {number}"
+            raise BadFrame(f"a frame of {name} can't come here", Refused.UNKNOWN_KIND)
+        if size > limit:
+            raise BadFrame(
+                f"{Kind(number).name} of {size} bytes: {limit} are allowed", Refused.OVERSIZED
+            )
+        return Kind(number)
+
+
+class Stream:
+    """Both directions of one connection."""
+
+    def __init__(self, tls: Tls) -> None:
+        self.sent = self.received = 0
+        """Bytes of all frames, without what TLS adds."""
+        self._tls, self._splitter = tls, Splitter(HELLO_LIMITS)
+
+    @property
+    def within(self) -> bool:
+        """Whether a frame has begun to come and is not whole."""
+        return self._splitter.within
+
+    def expect(self, limits: Mapping[int, int]) -> None:
+        """What may come from now on, and how large. At first it is HELLO or BYE."""
+        self._splitter.limits = limits
+
+    def frames(self) -> Iterator[tuple[Kind, memoryview]]:
+        """Those that are whole, of what was fed to TLS. Raises BadFrame and ssl.SSLError."""
+        while count := self._tls.read(self._splitter.get_buffer()):
+            self.received += count
+            yield from self._splitter.written(count)
+
+    def pack(self, kind: Kind, buffers: tuple[bytes | memoryview, ...]) -> Iterator[bytes]:
+        """What to send for a frame, encrypted. To be read to its end."""
+        size = sum(map(len, buffers))
+        head = head_of(kind, size)
+        self.sent += len(head) + size
+        small: list[bytes | memoryview] = [head]
+        for buffer in buffers:
+            if len(buffer) <= _JOIN:
+                small.append(buffer)
+                continue
+            self._tls.write(b"".join(small))
+            small = []
+            for at in range(0, len(buffer), _PIECE):
+                self._tls.write(buffer[at : at + _PIECE])
+                yield self._tls.take()
+        if small:
+            self._tls.write(b"".join(small))
+            yield self._tls.take()
+
 
 MAX_QUEUE = 128 << 20
 LINGER = 2.0
 """Seconds that a connection which has ended waits for the peer to have read why."""
-_BUFFER = 64 << 10
 _MAX_REASON = 1000
 _NUMBER = struct.Struct("<Q")
 
@@ -68,7 +210,7 @@ class Terms:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """For the thread of the event loop only. `dialing` and `listener` make them."""
+    """For the thread of the event loop only. `endpoints` makes them."""
 
     peer: Hello
     """Its node id is the one in its certificate."""

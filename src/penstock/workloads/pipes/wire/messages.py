@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeVar, cast
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from penstock.workloads.pipes.config import WireFormat
 from penstock.workloads.pipes.job import Hop, JobTime
-from penstock.workloads.pipes.wire.frames import BadFrame
-from penstock.workloads.pipes.wire.kinds import PROTOCOL, Kind
+from penstock.workloads.pipes.wire.frames import PROTOCOL, BadFrame, Kind
 
 JobId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Name = Annotated[str, Meta(max_length=256)]
@@ -57,6 +57,10 @@ class Open(Struct, frozen=True, array_like=True):
     """The key of a kept cache to go on from."""
     deadline: Seconds = 60.0
     """Seconds that it may wait."""
+    wire: WireFormat = "exact"
+    """How each node is to send its hidden states."""
+    same: Count = 0
+    """Positions that are the same in that cache as in this job: they need not be computed again."""
 
 
 class Opened(Struct, frozen=True, array_like=True):
@@ -70,7 +74,7 @@ class Opened(Struct, frozen=True, array_like=True):
     """An interim word: there is no room yet, `reason` says why; it will be answered again."""
 
 
-class Landed(Struct, frozen=True, array_like=True):
+class Acked(Struct, frozen=True, array_like=True):
     job_id: JobId
     sequence: Count
     times: Annotated[tuple[JobTime, ...], Meta(max_length=512)] = ()
@@ -103,7 +107,7 @@ class Assign(Struct, frozen=True, array_like=True):
     """Rises with each plan of the same coordinator."""
 
 
-Message = Hello | Bye | State | Open | Opened | Landed | Failed | End | Assign
+Message = Hello | Bye | State | Open | Opened | Acked | Failed | End | Assign
 
 _KINDS: Mapping[type[Any], Kind] = {
     Hello: Kind.HELLO,
@@ -111,7 +115,7 @@ _KINDS: Mapping[type[Any], Kind] = {
     State: Kind.STATE,
     Open: Kind.OPEN,
     Opened: Kind.OPENED,
-    Landed: Kind.LANDED,
+    Acked: Kind.ACKED,
     Failed: Kind.FAILED,
     End: Kind.END,
     Assign: Kind.ASSIGN,

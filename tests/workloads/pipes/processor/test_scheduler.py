@@ -12,8 +12,8 @@ from tests.support.pipes.sums import Ring, Stand, answer, config_of
 
 from penstock.lifecycles.processor import ProcessorEvent
 from penstock.workloads.llm.values import LlmCode
-from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.job import Hop, Job, JobTime
+from penstock.workloads.pipes.scheduler import PassScheduler
 
 LAYERS = 4
 WAY = (Hop("A", 0, 2), Hop("B", 2, LAYERS))
@@ -63,27 +63,27 @@ class Silent:
     """Notes nothing, and raises whatever it is told."""
 
     def send(self, *_: object) -> None: ...
-    def landed(self, *_: object) -> None: ...
+    def acked(self, *_: object) -> None: ...
     def done(self, *_: object) -> None: ...
     def failed(self, *_: object) -> None: ...
 
 
 @pytest.fixture
 def compute() -> Any:
-    made = Compute(Silent(), config_of(), threads=1)
+    made = PassScheduler(Silent(), config_of(), threads=1)
     made.start()
     yield made
     assert made.stop(WAIT)
 
 
-def settled(compute: Compute) -> bool:
+def settled(compute: PassScheduler) -> bool:
     """All that was asked for before is done."""
     reached = threading.Event()
     compute.submit(reached.set)
     return reached.wait(WAIT)
 
 
-def test_acts_are_done_in_the_order_of_the_calls(compute: Compute) -> None:
+def test_acts_are_done_in_the_order_of_the_calls(compute: PassScheduler) -> None:
     done: list[int] = []
     for number in range(50):
         compute.submit(lambda number=number: done.append(number))  # type: ignore[misc]
@@ -92,7 +92,7 @@ def test_acts_are_done_in_the_order_of_the_calls(compute: Compute) -> None:
 
 
 def test_act_that_raises_does_not_end_the_thread(
-    compute: Compute, caplog: pytest.LogCaptureFixture
+    compute: PassScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     compute.submit(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     assert settled(compute)
@@ -101,7 +101,7 @@ def test_act_that_raises_does_not_end_the_thread(
 
 @pytest.mark.seed("000", "17.3")
 def test_thread_blocks_while_there_is_nothing_to_do() -> None:
-    compute = Compute(Silent(), config_of())
+    compute = PassScheduler(Silent(), config_of())
     waits, wait = threading.Semaphore(0), compute._news.wait
 
     def waiting(timeout: float | None = None) -> bool:
@@ -118,7 +118,7 @@ def test_thread_blocks_while_there_is_nothing_to_do() -> None:
     assert compute.stop(WAIT)
 
 
-def test_thread_says_since_when_it_is_at_its_round(compute: Compute) -> None:
+def test_thread_says_since_when_it_is_at_its_round(compute: PassScheduler) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     def block() -> None:
@@ -133,7 +133,7 @@ def test_thread_says_since_when_it_is_at_its_round(compute: Compute) -> None:
 
 
 def test_thread_computes_without_gradients_and_with_the_threads_it_was_given(
-    compute: Compute,
+    compute: PassScheduler,
 ) -> None:
     found: list[object] = []
     compute.submit(
@@ -144,7 +144,7 @@ def test_thread_computes_without_gradients_and_with_the_threads_it_was_given(
 
 
 def test_what_is_asked_for_after_the_end_is_done_at_once() -> None:
-    compute = Compute(Silent(), config_of())
+    compute = PassScheduler(Silent(), config_of())
     compute.start()
     assert compute.stop(WAIT)
     done: list[int] = []
@@ -153,7 +153,7 @@ def test_what_is_asked_for_after_the_end_is_done_at_once() -> None:
 
 
 def test_what_was_asked_for_before_the_end_is_done_too() -> None:
-    compute = Compute(Silent(), config_of())
+    compute = PassScheduler(Silent(), config_of())
     reached, go_on = threading.Event(), threading.Event()
 
     def block() -> None:
@@ -172,7 +172,7 @@ def test_what_was_asked_for_before_the_end_is_done_too() -> None:
 
 
 def test_thread_that_never_began_can_be_stopped() -> None:
-    compute = Compute(Silent(), config_of())
+    compute = PassScheduler(Silent(), config_of())
     done: list[int] = []
     compute.submit(lambda: done.append(1))
     assert compute.stop(WAIT)
@@ -224,8 +224,8 @@ def test_error_in_the_books_themselves_ends_the_jobs_and_new_ones_go_on(
         failed.set()
 
     origin.failed = told_failed  # type: ignore[assignment, method-assign]
-    origin.compute._queues._listener = origin
-    choose = origin.compute._batches.choose
+    origin.compute._listener = origin
+    choose = origin.compute._choose
     broken = iter([True])
 
     def chooses() -> Any:
@@ -233,7 +233,7 @@ def test_error_in_the_books_themselves_ends_the_jobs_and_new_ones_go_on(
             raise AssertionError("lost count")
         return choose()
 
-    monkeypatch.setattr(origin.compute._batches, "choose", chooses)
+    monkeypatch.setattr(origin.compute, "_choose", chooses)
     try:
         ring.begin(route, [1, 2, 3], 2)
         assert failed.wait(WAIT)
@@ -249,10 +249,10 @@ def test_landing_of_a_job_that_has_ended_or_was_never_ours_is_passed_over() -> N
     ring = Ring(LAYERS, {"A": [(0, 2)], "B": [(2, LAYERS)]})
     origin = ring.nodes["A"]
     times = (JobTime("B", 2, 4, 1, 1),)
-    origin.compute.landed(origin.receiver.context(b"?" * 16), 1, times)
+    origin.compute.acked(origin.receiver.context(b"?" * 16), 1, times)
     job, _ = ring.begin(WAY, [1, 2, 3], 1)
     ring.run()
     job.cancelled = "over"
-    origin.compute.landed(origin.receiver.context(job.job_id), 1, times)
+    origin.compute.acked(origin.receiver.context(job.job_id), 1, times)
     ring.run()
     assert origin.compute.is_idle
