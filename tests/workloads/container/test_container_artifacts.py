@@ -20,16 +20,13 @@ from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.core.errors import Unavailable
 from penstock.ports.blobs import Blobs
 from penstock.testing.aio import run_async
-from penstock.workloads.container.files import artifacts
+from penstock.workloads.container.files import artifacts, tree
 from penstock.workloads.container.files.artifacts import (
-    ENDLESS,
     ArtifactCollector,
     LogUploads,
-    OutputFiles,
-    weight,
 )
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.tree import remove_tree
+from penstock.workloads.container.files.tree import ENDLESS, remove_tree, weight
 from penstock.workloads.container.job import Stream
 
 MANY = 1 << 30
@@ -168,7 +165,7 @@ def test_every_file_is_closed(output: Path) -> None:
         (output / name).write_bytes(b"x")
     before = len(os.listdir("/proc/self/fd"))
     collect(output, MANY)
-    files = OutputFiles(output, MANY, ArtifactCollector(None, MANY)).files()
+    files = artifacts.output_files(output, MANY, lambda path, reason: None)
     next(files)
     files.close()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -240,14 +237,14 @@ def test_a_file_that_grows_while_it_is_copied_is_skipped(
 ) -> None:
     (output / "a").write_bytes(bytes(10))
     (output / "b").write_bytes(bytes(10))
-    judge = OutputFiles._problem
+    judge = artifacts._problem
     with open(output / "a", "ab", buffering=0) as growing:
 
-        def grow(self: OutputFiles, status: os.stat_result) -> str:
+        def grow(status: os.stat_result, limit: int, left: int) -> str:
             growing.write(bytes(100))
-            return judge(self, status)
+            return judge(status, limit, left)
 
-        monkeypatch.setattr(OutputFiles, "_problem", grow)
+        monkeypatch.setattr(artifacts, "_problem", grow)
         collected = collect(output, 200)
     assert paths(collected) == ["b"]
     assert collected.skipped == ("a: grew while it was collected",)
@@ -277,7 +274,7 @@ def test_a_folder_of_countless_entries_is_not_read_to_its_end(
         os.mkfifo(output / f"{number}")
     collected = collect(output, MANY)
     assert len(collected.skipped) == 6
-    assert collected.skipped[0] == ".: has more than 5 entries in all"
+    assert collected.skipped[0] == ".: can't be read: too many entries"
 
 
 def test_a_tree_deeper_than_a_path_may_be_is_skipped(output: Path) -> None:
@@ -341,7 +338,7 @@ def test_holes_weigh_as_much_as_bytes_and_so_does_room_set_aside(output: Path) -
 def test_entries_without_number_weigh_something(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "FREE_ENTRIES", 10)
+    monkeypatch.setattr(tree, "FREE_ENTRIES", 10)
     for number in range(30):
         (output / f"{number}").touch()
     assert weight(output) == 20 * 4096

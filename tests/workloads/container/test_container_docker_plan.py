@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import random
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from penstock.workloads.container.engine import (
     Gpus,
     Mount,
 )
+from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.docker import podman
 from penstock.workloads.container.engines.docker import spec as docker_spec
 from penstock.workloads.container.engines.docker.answers import (
@@ -32,7 +34,7 @@ from penstock.workloads.container.engines.docker.answers import (
 from penstock.workloads.container.engines.docker.attach import Frames, NoFrame
 from penstock.workloads.container.engines.docker.build import PodmanBuild, build_query, packed
 from penstock.workloads.container.engines.docker.spec import create_body
-from penstock.workloads.container.engines.docker.usage import Meter, follow, open_meter
+from penstock.workloads.container.engines.docker.usage import Meter, cgroup_of
 from penstock.workloads.container.job import Stream
 
 PLAN = ContainerSpec(
@@ -264,8 +266,17 @@ async def test_a_folder_is_sent_as_it_is_and_belongs_to_root(tmp_path: Path) -> 
 
 
 def test_a_process_that_is_not_the_containers_is_not_measured() -> None:
-    assert open_meter(os.getpid(), "f" * 64) is None
-    assert open_meter(1 << 30, "f" * 64) is None
+    assert cgroup_of(os.getpid(), "f" * 64) == ""
+    assert cgroup_of(1 << 30, "f" * 64) == ""
+
+
+def _machine(tmp_path: Path, files: dict[str, str]) -> Cgroups:
+    """One whose cgroups are of the version that has these files, with one container `c`."""
+    kind = "cgroup rw,memory,cpuacct" if "cpuacct.usage" in files else "cgroup2 rw"
+    (tmp_path / "c").mkdir()
+    for name, text in files.items():
+        (tmp_path / "c" / name).write_text(text)
+    return Cgroups(f"none {tmp_path} {kind} 0 0\n")
 
 
 @pytest.mark.parametrize(
@@ -298,22 +309,24 @@ def test_a_process_that_is_not_the_containers_is_not_measured() -> None:
 def test_both_versions_of_cgroups_are_read(
     tmp_path: Path, files: dict[str, str], memory: int | None, seconds: float | None, oom: bool
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    meter = Meter(lambda _: tmp_path)
-    usage = meter.read()
-    meter.close()
-    assert (usage.peak_memory_bytes, usage.cpu_seconds, meter.oom) == (memory, seconds, oom)
-    assert meter.read() == usage, "what was read last stays known"
+    cgroups, meter = _machine(tmp_path, files), Meter("c")
+    meter.read(cgroups)
+    assert (meter.used.peak_memory_bytes, meter.used.cpu_seconds, meter.oom) == (
+        *(memory, seconds),
+        oom,
+    )
+    used = meter.used
+    shutil.rmtree(tmp_path / "c")
+    meter.read(cgroups)
+    assert meter.used == used, "what was read last stays known"
 
 
 @run_async
 async def test_a_meter_is_read_when_its_process_ends(tmp_path: Path) -> None:
-    peak = tmp_path / "memory.peak"
-    peak.write_text("1\n")
+    cgroups, peak = _machine(tmp_path, {"memory.peak": "1\n"}), tmp_path / "c" / "memory.peak"
     process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
-    meter = Meter(lambda _: tmp_path)
-    following = asyncio.create_task(follow(meter, process.pid))
+    meter = Meter("c")
+    following = asyncio.create_task(meter.follow(cgroups, process.pid))
     await asyncio.sleep(0)
     peak.write_text("4096\n")
     assert process.stdin is not None
@@ -321,8 +334,7 @@ async def test_a_meter_is_read_when_its_process_ends(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
         await following
         await process.wait()
-    peak.write_text("9999999\n")
-    assert meter.read().peak_memory_bytes == 4096
+    assert meter.used.peak_memory_bytes == 4096
 
 
 # -- GPUs -------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError, Mount
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import BadInput, JobFolders, Sandbox
+from penstock.workloads.container.files.tree import Tree
 from penstock.workloads.container.job import (
     BuildSpec,
     ContainerJob,
@@ -311,7 +312,7 @@ async def test_a_full_disk_leaves_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch, pytest.raises(BadInput, match="No space left") as caught:
-        patch.setattr(os, "write", full)
+        patch.setattr(Tree, "_write", full)
         await sandbox.prepare(job(text("a")))
     assert caught.value.code == ErrorCode.INPUT_UNAVAILABLE
     assert not sandbox.folder.exists()

@@ -117,7 +117,7 @@ class ContainerHost:
         self.owner = f"{owner_of(config.jobs_dir)}-{engine_id}"
         jobs = config.jobs_dir / "jobs"
         self.folders = JobFolders(jobs, config.inputs, self.blobs, owner=self.owner)
-        self.capacity = Capacity(config, machine.memory().total_mb, self.clock)
+        self.capacity = Capacity(config, machine.memory().total_mb)
         self._images = PulledImages(config.jobs_dir / "pulled-images.json", self.clock)
         self.engine = engine
         self.runner = Runner(engine, config, self.clock, self.owner, self._images)
@@ -154,7 +154,7 @@ class ContainerHost:
     async def close(self) -> None:
         """Containers that run go on; of jobs that have ended nothing is left, if there is time."""
         if settling := [*self._settling.values()]:  # the dict changes while it is waited for
-            await done_within(self.clock, _LAST, asyncio.ensure_future(asyncio.wait(settling)))
+            await done_within(_LAST, asyncio.ensure_future(asyncio.wait(settling)))
         await drop(*self._tasks, *self._settling.values())
         self.folders.close()
         self._images.save()
@@ -440,7 +440,7 @@ class ContainerHost:
 
     async def _within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return await within(self.clock, seconds, work)
+            return await within(seconds, work)
         except Late:
             raise EngineError(f"the container engine gave no answer within {seconds:g} s") from None
 

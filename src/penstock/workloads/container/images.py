@@ -50,15 +50,14 @@ class ImageResolver:
         self,
         engine: ContainerEngine,
         config: WorkerConfig,
-        clock: Clock,
         pulled: PulledImages | None = None,
     ) -> None:
-        self._engine, self._config, self._clock, self._pulled = engine, config, clock, pulled
+        self._engine, self._config, self._pulled = engine, config, pulled
 
     async def find(self, job: ContainerJob) -> Image:
         """Raises ImageNotFound, PullFailed, EngineUnavailable, or IMAGE_NOT_ALLOWED."""
         try:
-            image = await within(self._clock, _LOOK, self._engine.image(job.image))
+            image = await within(_LOOK, self._engine.image(job.image))
         except Late:
             raise EngineUnavailable(
                 f"the container engine did not say within {_LOOK:g} s whether it has an image"
@@ -76,7 +75,7 @@ class ImageResolver:
             )
         seconds = job.limits.pull_seconds
         try:
-            return await within(self._clock, seconds, self._fetched(job.image))
+            return await within(seconds, self._fetched(job.image))
         except Late:
             raise PullFailed(
                 f"fetching image {job.image!r} took longer than {number(seconds)} s "
@@ -121,7 +120,7 @@ class ImageResolver:
         )
         try:
             building = self._engine.build(request, log.write)
-            return await within(self._clock, rules.max_seconds, building)
+            return await within(rules.max_seconds, building)
         except Late:
             why = f"the build took longer than {number(rules.max_seconds)} s"
             raise BuildFailed(why + log.quoted()) from None

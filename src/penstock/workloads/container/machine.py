@@ -15,7 +15,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from penstock.ports.clock import Clock
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.job import ContainerJob, Mode
 from penstock.workloads.container.timeouts import done_within
@@ -148,10 +147,9 @@ class Capacity:
     large job gets its turn.
     """
 
-    def __init__(self, config: WorkerConfig, machine_mb: float, clock: Clock) -> None:
+    def __init__(self, config: WorkerConfig, machine_mb: float) -> None:
         self.memory_mb = config.memory_mb or machine_mb * _SHARE
         self.cpus = config.cpus or max(float(config.max_concurrent_jobs), config.max_limits.cpus)
-        self._clock = clock
         self._used: dict[str, Need] = {}
         self._waiting: dict[asyncio.Future[None], tuple[str, Need]] = {}
         self._refused: Need | None = None
@@ -186,7 +184,7 @@ class Capacity:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = (job_id, need)
         try:
-            if await done_within(self._clock, seconds, turn):
+            if await done_within(seconds, turn):
                 return ""
         finally:
             if self._waiting.pop(turn, None) is not None:

@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
-from penstock.ports.clock import Clock
 from penstock.workloads.container.engine import (
     AttachSession,
     Chunk,
@@ -52,12 +51,11 @@ class ContainerMonitor:
     def __init__(
         self,
         engine: ContainerEngine,
-        clock: Clock,
         name: str,
         labels: Mapping[str, str],
         output: Output,
     ) -> None:
-        self._engine, self._clock, self._output = engine, clock, output
+        self._engine, self._output = engine, output
         self._name, self._labels = name, labels
         self._attached: AttachSession | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -79,7 +77,7 @@ class ContainerMonitor:
 
     async def _take_hold(self, attaching: Coroutine[Any, Any, AttachSession]) -> None:
         try:
-            attached = await within(self._clock, _CALL, attaching)
+            attached = await within(_CALL, attaching)
         except Late:
             raise EngineUnavailable(f"no answer to an attach for {_CALL:g} s") from None
         if self._attached is not None:
@@ -112,7 +110,7 @@ class ContainerMonitor:
             try:
                 if self._broke is not None and not await self._come_back(self._broke):
                     # It has ended: an engine that is there can say how.
-                    return await within(self._clock, _CALL, self._exit_or_break())
+                    return await within(_CALL, self._exit_or_break())
                 return await self._exit_or_break()
             except Late:
                 self._broke = EngineUnavailable(f"no answer to a wait for {_CALL:g} s")
@@ -126,7 +124,7 @@ class ContainerMonitor:
     async def finish(self) -> None:
         """After its end: take its last words, but wait only a little for them."""
         if self._reading is not None:
-            await done_within(self._clock, _LAST_WORDS, self._reading)
+            await done_within(_LAST_WORDS, self._reading)
         await self.close()
 
     def let_go(self) -> None:
@@ -160,7 +158,7 @@ class ContainerMonitor:
             log.info("%s did not take all of its input: %s", self._name, error)
             return
         # To send to an engine that has just died looks like success for a moment.
-        doubtful = await done_within(self._clock, _DOUBT, reading)
+        doubtful = await done_within(_DOUBT, reading)
         self._has_input = not (data and doubtful)
 
     def _keep(self, chunk: Chunk) -> None:
@@ -199,7 +197,7 @@ class ContainerMonitor:
 
     async def _come_back(self, error: EngineUnavailable) -> bool:
         """Wait for the engine, and take hold of the container again. Whether it still runs."""
-        now = self._clock.monotonic()
+        now = asyncio.get_running_loop().time()
         self._breaks = self._breaks + 1 if now - self._back_at < ENGINE_PATIENCE else 1
         if self._breaks > _MOST_BREAKS:
             raise Lost(f"the container engine breaks off again and again: {error}") from error
@@ -213,7 +211,7 @@ class ContainerMonitor:
             raise Lost(f"the container engine went away before the job had its input: {error}")
         if state is ContainerState.RUNNING:
             self.present.set()  # of one that has ended, the exit status comes first
-        self._back_at = self._clock.monotonic()
+        self._back_at = asyncio.get_running_loop().time()
         self._absent = "the container engine was away"
         if not self._let_go:
             await self._attach_again()
@@ -236,12 +234,12 @@ class ContainerMonitor:
     async def _look_for_it(self, error: EngineUnavailable, until: float) -> ContainerState | None:
         pause = min(_PAUSE * 2**self._breaks, _LONGEST_PAUSE)
         while True:
-            await self._clock.sleep(pause)
+            await asyncio.sleep(pause)
             try:
-                return await state_of(self._engine, self._clock, self._name, self._labels)
+                return await state_of(self._engine, self._name, self._labels)
             except EngineUnavailable as again:
                 error = again
-            if self._clock.monotonic() >= until:
+            if asyncio.get_running_loop().time() >= until:
                 raise Lost(
                     f"the container engine did not answer for {ENGINE_PATIENCE:g} s while the job "
                     f"ran, so its outcome is unknown: {error}"
@@ -250,11 +248,11 @@ class ContainerMonitor:
 
 
 async def state_of(
-    engine: ContainerEngine, clock: Clock, name: str, labels: Mapping[str, str]
+    engine: ContainerEngine, name: str, labels: Mapping[str, str]
 ) -> ContainerState | None:
     """None if the engine has no such container."""
     try:
-        found = await within(clock, _CALL, engine.find(labels))
+        found = await within(_CALL, engine.find(labels))
     except Late:
         raise EngineUnavailable(f"no answer for {_CALL:g} s") from None
     return next((one.state for one in found if one.name == name), None)

@@ -38,9 +38,9 @@ from penstock.workloads.container.engine import (
     WorkerFailure,
     command_failure,
 )
-from penstock.workloads.container.files.artifacts import Hidden
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import BadInput, Sandbox
+from penstock.workloads.container.files.tree import Hidden
 from penstock.workloads.container.images import BuildLog, ImageResolver, PulledImages
 from penstock.workloads.container.job import (
     ContainerJob,
@@ -93,7 +93,7 @@ class Runner:
         pulled: PulledImages | None = None,
     ) -> None:
         self.engine, self.config, self.clock, self.owner = engine, config, clock, owner
-        self.images = ImageResolver(engine, config, clock, pulled)
+        self.images = ImageResolver(engine, config, pulled)
 
     def name_of(self, job_id: str) -> str:
         """Of the job's container: safe whatever the id is made of."""
@@ -144,7 +144,7 @@ class Runner:
         """The container: one try, which may be made again at any time. Whether it is gone."""
         name = self.name_of(job_id)
         try:
-            await within(self.clock, _CALL, self.engine.remove(name))
+            await within(_CALL, self.engine.remove(name))
         except (EngineError, Late) as error:
             log.warning("container %s is not removed yet: %r", name, error)
             return False
@@ -162,13 +162,11 @@ class ContainerRun:
         output: Output,
         stopping: StopRequest,
     ) -> None:
-        self._engine, self._config, self._clock = runner.engine, runner.config, runner.clock
+        self._engine, self._config = runner.engine, runner.config
         self._images, self._name = runner.images, runner.name_of(job.job_id)
         self._labels = {OWNER_LABEL: runner.owner, JOB_LABEL: job.job_id}
         self._job, self._sandbox, self._output, self._stopping = job, sandbox, output, stopping
-        self._monitor = ContainerMonitor(
-            self._engine, self._clock, self._name, self._labels, output
-        )
+        self._monitor = ContainerMonitor(self._engine, self._name, self._labels, output)
         self._usage = Usage()
         self.image_id = ""
         self._hidden_looks = 0
@@ -254,7 +252,7 @@ class ContainerRun:
         """What a pointer leads to may never come; it has as long as the image has."""
         seconds = self._job.limits.pull_seconds
         try:
-            return await within(self._clock, seconds, make(self._job))
+            return await within(seconds, make(self._job))
         except Late:
             said = f"took longer than {number(seconds)} s to fetch (runtime.limits.pull_seconds)"
             raise BadInput(said, field=field, code=ErrorCode.INPUT_UNAVAILABLE) from None
@@ -311,7 +309,7 @@ class ContainerRun:
         asked = asyncio.ensure_future(self._stopping.wait())
         ends = (exit, asked, *([watch] if watch else ()))
         try:
-            await done_within(self._clock, max(seconds, 0.0), *ends)
+            await done_within(max(seconds, 0.0), *ends)
             await self._while_engine_is_away(exit)
             if exit.done() and not (self._stopping.requested and exit.exception()):
                 return await self._exited(exit.result())
@@ -385,14 +383,16 @@ class ContainerRun:
         is gone is told by whoever waits for the end."""
         sending = asyncio.ensure_future(call)
         try:
-            return await done_within(self._clock, seconds, exit)
+            return await done_within(seconds, exit)
         finally:
             await drop(sending)
 
     async def _until_too_much(self) -> None:
         """Until its output folder holds more than it may."""
-        while not await self._has_too_much():
-            await self._clock.sleep(_LOOK_AT_OUTPUT)
+        while True:
+            if await self._has_too_much():
+                return
+            await asyncio.sleep(_LOOK_AT_OUTPUT)
 
     async def _has_too_much(self, patience: int = _HIDDEN_LOOKS) -> bool:
         """A folder that can't be looked into counts as too much, after so many looks: many
@@ -422,16 +422,16 @@ class ContainerRun:
         if self.ran:
             self._monitor.let_go()
             with suppress(EngineError, Late):
-                await within(self._clock, _LAST_CALL, self._engine.kill(self._name))
+                await within(_LAST_CALL, self._engine.kill(self._name))
 
     async def _look_at_usage(self) -> None:
         """An engine that does not say is not waited for, and no reason to fail."""
         with suppress(EngineError, Late):
-            self._usage = await within(self._clock, _LAST_CALL, self._engine.usage(self._name))
+            self._usage = await within(_LAST_CALL, self._engine.usage(self._name))
 
     async def _call(self, work: Coroutine[Any, Any, T], what: str) -> T:
         try:
-            return await within(self._clock, _CALL, work)
+            return await within(_CALL, work)
         except Late:
             raise EngineUnavailable(
                 f"the container engine did not {what} within {_CALL:g} s"

@@ -1,12 +1,10 @@
-"""Waiting with a time limit, by the clock; and for a job's stop."""
+"""Waiting with a time limit, and for a job's stop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
-
-from penstock.ports.clock import Clock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,45 +18,21 @@ class Stopped(Exception):
     """The job's end was asked for."""
 
 
-async def done_within(clock: Clock, seconds: float, *futures: asyncio.Future[Any]) -> bool:
+async def done_within(seconds: float, *futures: asyncio.Future[Any]) -> bool:
     """Wait until one of them is done; False if none is by then. They go on."""
-    if any(future.done() for future in futures):
-        return True
-    if _is_loops(clock):
-        done, _ = await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
-    alarm = asyncio.ensure_future(clock.sleep(seconds))
-    try:
-        await asyncio.wait((*futures, alarm), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await drop(alarm)
-    return any(future.done() for future in futures)
+    done, _ = await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
-async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """What it returns; raises Late, and then nothing of it goes on."""
-    alarm = None
     try:
-        async with asyncio.timeout(seconds if _is_loops(clock) else None) as limit:
-            if limit.when() is None:
-                alarm = asyncio.ensure_future(_expire(limit, clock, seconds))
+        async with asyncio.timeout(seconds) as limit:
             return await work
     except TimeoutError:
         if limit.expired():
             raise Late from None
         raise
-    finally:
-        await drop(alarm)
-
-
-async def _expire(limit: asyncio.Timeout, clock: Clock, seconds: float) -> None:
-    await clock.sleep(seconds)
-    limit.reschedule(asyncio.get_running_loop().time())
-
-
-def _is_loops(clock: Clock) -> bool:
-    """Whether it is the event loop's own: a timer of that is enough then."""
-    return clock.sleep is asyncio.sleep
 
 
 async def drop(*tasks: asyncio.Future[Any] | None) -> None:

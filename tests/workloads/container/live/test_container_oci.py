@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import needs_runtime
+from tests.support.container.leftovers import settled
+from tests.support.waiting import eventually
 
 from penstock.testing.aio import run_async
 from penstock.testing.container_engine import Lab, collected, first_output, processes_with
@@ -31,9 +33,11 @@ from penstock.workloads.container.engine import (
     Unsupported,
 )
 from penstock.workloads.container.engines.oci import machine as machine_module
+from penstock.workloads.container.engines.oci import shim as shim_module
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
 from penstock.workloads.container.engines.programs import process_end
+from penstock.workloads.container.files.tree import remove_tree
 
 RUNTIMES = ("runc", "crun")
 
@@ -156,10 +160,37 @@ async def test_what_ended_while_nobody_was_there_tells_its_last_words(
 def shim_of(root: Path) -> int:
     """The process that holds the containers of an engine."""
     folder = os.path.realpath(root / "live")
-    [pid] = [
+    # A child that it has just started has its arguments for a moment.
+    return min(
         pid for pid in processes_with("/shim.py") if os.path.realpath(f"/proc/{pid}/cwd") == folder
-    ]
-    return pid
+    )
+
+
+def test_a_worker_killed_while_it_starts_the_shim_leaves_no_second_one(tmp_path: Path) -> None:
+    folder, slow = tmp_path / "live", tmp_path / "slow.py"
+    folder.mkdir()
+    slow.write_text(
+        f"import time, sys; open({str(tmp_path / 'begun')!r}, 'w').close(); time.sleep(1.5)\n"
+        f"sys.path.insert(0, {str(Path(shim_module.__file__).parent)!r}); import shim\n"
+        "shim.main(*sys.argv[1:])\n"
+    )
+    code = (
+        "import sys; from pathlib import Path;"
+        "from penstock.workloads.container.engines.oci import client, shim;"
+        "shim.__file__ = sys.argv[2]; held = client._connected(Path(sys.argv[1]), '');"
+        "print('on', flush=True); input()"
+    )
+    words = (sys.executable, "-c", code, str(folder))
+    with subprocess.Popen([*words, str(slow)]) as first:
+        eventually((tmp_path / "begun").exists)
+        first.kill()
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*words, shim_module.__file__], stdin=pipe, stdout=pipe) as second:
+        assert second.stdout is not None
+        assert second.stdout.readline() == b"on\n"
+        [found] = set(processes_with(str(folder))) - {second.pid}
+        assert found in processes_with(str(slow))
+        second.kill()
 
 
 @pytest.mark.seed("003", "1.7")
@@ -179,9 +210,10 @@ async def test_a_killed_shim_is_told_and_nothing_runs_on(root: Path, runtime: st
             assert "exit code is unknown" in ended.error
             await lab.engine.remove(plan.name)
             assert traces(root, plan.name) == []
+            with pytest.raises(EngineError, match="shim ended before"):
+                await lab.engine.start(created.name)
             # The next one has a shim of its own.
-            await lab.engine.start(created.name)
-            assert (await lab.engine.wait(created.name)).code == 0
+            assert (await lab.run(lab.plan("true"))).exit.code == 0
 
 
 @run_async
@@ -209,25 +241,44 @@ async def test_the_shim_ends_with_the_last_worker_and_container(root: Path, runt
 
 
 @run_async
+async def test_the_shim_of_a_folder_that_was_deleted_ends_with_its_containers(
+    busybox: Path, tmp_path: Path, runtime: str
+) -> None:
+    root = tmp_path / "oci"
+    ImageStore(root / "images").import_tree(busybox, IMAGE, env=("PATH=/bin",))
+    engine = OciEngine(root, runtime=runtime)
+    lab = Lab(engine, (await engine.image(IMAGE)).id)
+    mark = f"6{random.randrange(10**8):08}"
+    await first_output(await lab.begin(lab.shell(f"echo on; sleep {mark}")))
+    shim = os.pidfd_open(shim_of(root))
+    remove_tree(root)
+    try:
+        assert await process_end(shim, 20)
+    finally:
+        os.close(shim)
+    assert await asyncio.to_thread(settled, lambda: processes_with(mark)) == []
+    await engine.remove(lab.made[0])
+    await engine.close()
+
+
+@run_async
 async def test_after_a_reboot_a_container_has_ended_and_nobody_knows_how(root: Path) -> None:
     async with laboratory(root) as lab:
         plan = lab.plan("true")
         await lab.engine.create(plan)
         (root / "live" / "run" / plan.name / "started").touch()
-        [found] = await lab.engine.find({OWNER_LABEL: lab.owner})
-        assert found.state is ContainerState.EXITED
+        os.kill(shim_of(root), signal.SIGKILL)
         async with asyncio.timeout(10):
             assert (await lab.engine.wait(plan.name)).code is None
+        [found] = await lab.engine.find({OWNER_LABEL: lab.owner})
+        assert found.state is ContainerState.EXITED
 
 
 @run_async
 async def test_what_the_runtime_says_is_passed_on(root: Path, runtime: str, tmp_path: Path) -> None:
     async with laboratory(root, runtime) as lab:
-        source = tmp_path / "in"
-        source.mkdir()
-        plan = lab.plan("true", mounts=(Mount(source, "/input"),))
+        plan = lab.plan("true", mounts=(Mount(tmp_path / "missing", "/input"),))
         await lab.engine.create(plan)
-        source.rmdir()
         with pytest.raises(EngineError, match=r"[Nn]o such file"):
             await lab.engine.start(plan.name)
 

@@ -69,12 +69,16 @@ class Cgroups:
 
     def usage(self, name: str) -> Usage:
         if self.is_v2:
-            peak = _number(self._get(name, "memory.peak"))
+            peak = _number(self._get(name, "memory.peak") or self._get(name, "memory.current"))
             cpu = _field(self._get(name, "cpu.stat"), "usage_usec")
             return Usage(peak, None if cpu is None else cpu / 1e6)
         peak = _number(self._get(name, "memory.max_usage_in_bytes"))
         cpu = _number(self._get(name, "cpuacct.usage"))
         return Usage(peak, None if cpu is None else cpu / 1e9)
+
+    def keeps_peak(self, name: str) -> bool:
+        """Whether `usage` has the most that was used; else (before Linux 5.19) what is used now."""
+        return not self.is_v2 or os.path.exists(self._file(name, "memory.peak"))
 
     def oom_kills(self, name: str) -> int:
         file = "memory.events" if self.is_v2 else "memory.oom_control"
@@ -101,11 +105,6 @@ class Cgroups:
     def remove(self, name: str) -> bool:
         """False if some process is still in one of them."""
         return all(_remove(f"{place}/{name}") for place in self._places())
-
-    def is_in(self, name: str, pid: int) -> bool:
-        """Whether a process belongs to this container (and its PID was not given anew)."""
-        lines = _read(f"/proc/{pid}/cgroup").splitlines()
-        return any(line.split(":", 2)[2].split("/")[1] == name for line in lines)
 
     def _places(self) -> set[str]:
         return {*self.controllers.values(), self.unified} - {""}

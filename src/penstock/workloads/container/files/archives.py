@@ -19,15 +19,11 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from io import BufferedReader, RawIOBase
-from typing import IO, TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
+from typing import IO, BinaryIO, NamedTuple, TypeVar, cast
 
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.files.tree import BadFile, Tree
 from penstock.workloads.container.protocol.paths import checked_path
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 T = TypeVar("T")
 
@@ -44,8 +40,6 @@ _PAX = b"xgX"
 _DIGITS = re.compile(rb"[0-9]{101}")
 """More in a row than a name has; `tarfile` would search through them again from each."""
 _MOST_SHARED = 100
-_DECODER_MEMORY = 128 << 20
-"""What the strongest common setting of xz needs, twice."""
 # What the readers of the standard library raise over an archive that is damaged or made up.
 _DAMAGE = (
     tarfile.TarError,
@@ -56,6 +50,7 @@ _DAMAGE = (
     ArithmeticError,
     EOFError,
     LookupError,
+    MemoryError,
     OSError,
     RuntimeError,
     ValueError,
@@ -91,9 +86,9 @@ def _unpack(member: Member, tree: Tree, folder: str) -> None:
         if not _is_top(member.name):
             tree.folder(_placed(folder, member.name))
         return
-    with tree.file(_placed(folder, member.name), executable=member.executable) as file:
+    with tree.file(_placed(folder, member.name), executable=member.executable) as write:
         for piece in _sound(member.pieces):
-            file.write(piece)
+            write(piece)
 
 
 def _placed(folder: str, name: str) -> str:
@@ -263,48 +258,9 @@ def decompressed(archive: BinaryIO) -> BinaryIO:
     if start.startswith(b"BZh"):
         return cast("BinaryIO", bz2.BZ2File(archive))
     if start == b"\xfd7zXZ\0":
-        return BufferedReader(Xz(archive), _PIECE)
+        # A dictionary takes memory only as far as it is filled, which is capped.
+        return cast("BinaryIO", lzma.LZMAFile(archive))
     return archive
-
-
-class Xz(RawIOBase):
-    """What `lzma.LZMAFile` does, but a file can't make it use as much memory as it likes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._decoder = _xz_decoder()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        while True:
-            data = self._input()
-            if data is None:
-                return 0
-            out = self._decoder.decompress(data, len(view))
-            if out:
-                view[: len(out)] = out
-                return len(out)
-
-    def _input(self) -> bytes | None:
-        """What the decoder is to be given; None at the end."""
-        if self._decoder.eof:
-            rest = self._decoder.unused_data.lstrip(b"\0") or self._file.read(_PIECE).lstrip(b"\0")
-            if not rest:
-                return None
-            self._decoder = _xz_decoder()
-            return rest
-        if not self._decoder.needs_input:
-            return b""
-        if not (data := self._file.read(_PIECE)):
-            raise EOFError("it ends too early")
-        return data
-
-
-def _xz_decoder() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_DECODER_MEMORY)
 
 
 # zip

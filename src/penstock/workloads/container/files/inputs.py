@@ -75,8 +75,8 @@ class InputWriter:
         if file.archive:
             self._unpack(file, BytesIO(data))
             return
-        with self._tree.file(_path(file), executable=bool(file.executable)) as written:
-            written.write(data)
+        with self._tree.file(_path(file), executable=bool(file.executable)) as write:
+            write(data)
 
     async def _fetch(self, field: str, file: InputFile, uri: str) -> None:
         if file.archive:
@@ -84,8 +84,8 @@ class InputWriter:
                 await self._copy(field, uri, Capped(spooled, self._rules.max_bytes).write)
                 await in_thread(self._unpack, file, spooled)
             return
-        with self._tree.file(_path(file), executable=bool(file.executable)) as written:
-            await self._copy(field, uri, written.write)
+        with self._tree.file(_path(file), executable=bool(file.executable)) as write:
+            await self._copy(field, uri, write)
 
     async def _copy(self, field: str, uri: str, write: Callable[[bytes], Any]) -> None:
         if self._blobs is None:

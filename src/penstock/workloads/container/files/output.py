@@ -10,7 +10,6 @@ process that is killed between any two instructions leaves no contradiction.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import os
 import re
@@ -19,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -150,13 +148,9 @@ class Output:
         left out."""
         return decoded(*self._logs[stream].pieces(most), ended=self._ended)
 
-    def reader(self, stream: Stream) -> BinaryIO:
-        """All bytes that are kept, from the start and from the end, as a file."""
-        return cast("BinaryIO", OutputReader(self, stream))
-
     async def pieces(self, stream: Stream) -> AsyncIterator[bytes]:
-        """The same bytes as `reader` has, each as soon as it is certain to be kept: the head while
-        it is written, the rest after the end."""
+        """All bytes that are kept, each as soon as that is certain: the head while it is written,
+        the rest after the end."""
         head, at = self._logs[stream].head, 0
         while not (self._ended or self._closed):
             size = min(_PIECE, head - at)
@@ -185,19 +179,6 @@ class Output:
     def _wake(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
-
-
-class OutputReader(io.RawIOBase):
-    def __init__(self, output: Output, stream: Stream) -> None:
-        self._output, self._stream, self._at = output, stream, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        page = self._output.page(self._stream, self._at, size if size >= 0 else _FAR)
-        self._at = page.next
-        return page.data
 
 
 # -- one stream ---------------------------------------------------------------------------------

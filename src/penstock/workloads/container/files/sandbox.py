@@ -29,10 +29,9 @@ from pathlib import Path
 from penstock.ports.blobs import Blobs
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import Mount
-from penstock.workloads.container.files.artifacts import weight
 from penstock.workloads.container.files.inputs import BadInput as BadInput
 from penstock.workloads.container.files.inputs import InputWriter, PointerCheck
-from penstock.workloads.container.files.tree import Tree, remove_tree
+from penstock.workloads.container.files.tree import Tree, remove_tree, weight
 from penstock.workloads.container.job import INPUT_FOLDER, OUTPUT_FOLDER, ContainerJob
 from penstock.workloads.container.timeouts import in_thread
 
@@ -79,9 +78,9 @@ class Sandbox:
         mounts = []
         async with self._whole("input", "output"):
             if job.inputs:
-                with Tree(self.folder / "input", self._rules) as tree:
-                    await self._writer(tree).place("inputs", job.inputs)
-                    await in_thread(tree.seal)
+                tree = Tree(self.folder / "input", self._rules)
+                await self._writer(tree).place("inputs", job.inputs)
+                await in_thread(tree.seal)
                 mounts.append(Mount(self.folder / "input", INPUT_FOLDER))
             if job.outputs:
                 await in_thread(self._make_output, job.user)
@@ -93,11 +92,11 @@ class Sandbox:
         nothing left of what this made."""
         assert job.build is not None
         async with self._whole("build"):
-            with Tree(self.folder / "build", self._rules, read_only=False) as tree:
-                writer = self._writer(tree)
-                await writer.write("runtime.build.dockerfile", "Dockerfile", job.build.dockerfile)
-                await writer.place("runtime.build.context", job.build.context)
-                await in_thread(tree.seal)
+            tree = Tree(self.folder / "build", self._rules, read_only=False)
+            writer = self._writer(tree)
+            await writer.write("runtime.build.dockerfile", "Dockerfile", job.build.dockerfile)
+            await writer.place("runtime.build.context", job.build.context)
+            await in_thread(tree.seal)
         return self.folder / "build"
 
     def output_size(self) -> int:

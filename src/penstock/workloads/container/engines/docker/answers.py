@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -21,28 +22,20 @@ class Refusal(Struct, frozen=True):
     message: str
 
 
-class Component(Answer, frozen=True):
-    name: str = ""
-
-
 class Version(Answer, frozen=True):
     version: str
     api_version: str
     min_api_version: str = field(default="", name="MinAPIVersion")
-    components: tuple[Component, ...] | None = None
+    components: tuple[Mapping[str, Any], ...] | None = None
 
     @property
     def is_podman(self) -> bool:
-        return any("podman" in part.name.lower() for part in self.components or ())
-
-
-class Commit(Struct, frozen=True):
-    id: str = field(default="", name="ID")
+        return any("podman" in str(part.get("Name")).lower() for part in self.components or ())
 
 
 class Info(Answer, frozen=True):
     docker_root_dir: str
-    init_commit: Commit | None = None
+    init_commit: Mapping[str, Any] | None = None
     runtimes: Mapping[str, object] | None = None
     default_runtime: str = ""
     security_options: tuple[str, ...] | None = None
@@ -50,7 +43,7 @@ class Info(Answer, frozen=True):
     @property
     def has_init(self) -> bool:
         """Docker runs its init program for the version; Podman says nothing."""
-        return self.init_commit is None or self.init_commit.id != "N/A"
+        return (self.init_commit or {}).get("ID") != "N/A"
 
 
 class ImageConfig(Answer, frozen=True):
@@ -63,56 +56,36 @@ class ImageConfig(Answer, frozen=True):
 
 
 class ImageAnswer(Answer, frozen=True):
+    """An image, by itself or in a list."""
+
     id: str
     repo_tags: tuple[str, ...] | None = None
     repo_digests: tuple[str, ...] | None = None
     size: int = 0
-    created: str | None = None
+    created: str | float | None = None
+    labels: Mapping[str, str] | None = None
     config: ImageConfig | None = None
 
     def value(self) -> Image:
         config = self.config or ImageConfig()
         entrypoint = config.entrypoint or ()
         return Image(
-            id=with_algorithm(self.id),
-            digests=self.repo_digests or (),
-            tags=self.repo_tags or (),
+            id=self.id if ":" in self.id else f"sha256:{self.id}",
+            digests=_named(self.repo_digests),
+            tags=_named(self.repo_tags),
             size=self.size,
             entrypoint=(entrypoint,) if isinstance(entrypoint, str) else entrypoint,
             cmd=config.cmd or (),
             env=config.env or (),
             workdir=config.working_dir or "",
             created=_seconds(self.created),
-            labels=config.labels or {},
+            labels=self.labels or config.labels or {},
         )
 
     @property
     def volumes(self) -> tuple[str, ...]:
         """Folders that the image wants to be writable."""
         return tuple((self.config and self.config.volumes) or ())
-
-
-class ListedImage(Answer, frozen=True):
-    id: str
-    repo_tags: tuple[str, ...] | None = None
-    repo_digests: tuple[str, ...] | None = None
-    size: int = 0
-    created: float = 0
-    labels: Mapping[str, str] | None = None
-
-    def value(self) -> Image:
-        return Image(
-            id=with_algorithm(self.id),
-            digests=_named(self.repo_digests),
-            tags=_named(self.repo_tags),
-            size=self.size,
-            created=self.created,
-            labels=self.labels or {},
-        )
-
-
-class Created(Answer, frozen=True):
-    id: str
 
 
 class State(Answer, frozen=True):
@@ -137,13 +110,14 @@ class ListedContainer(Answer, frozen=True):
         return ContainerSummary(name, condition(self.state), self.labels or {}, self.created)
 
 
-class WaitError(Answer, frozen=True):
-    message: str = ""
-
-
 class Waited(Answer, frozen=True):
     status_code: int
-    error: WaitError | None = None
+    error: Mapping[str, Any] | None = None
+
+    @property
+    def failure(self) -> str:
+        """Why the exit code is not known."""
+        return str((self.error or {}).get("Message") or "")
 
 
 class CpuUsage(Struct, frozen=True):
@@ -155,7 +129,9 @@ class CpuStats(Struct, frozen=True):
 
 
 class MemoryStats(Struct, frozen=True):
+    usage: int = 0
     max_usage: int = 0
+    """Of cgroups of version 1."""
 
 
 class Stats(Struct, frozen=True):
@@ -165,12 +141,8 @@ class Stats(Struct, frozen=True):
     memory_stats: MemoryStats = MemoryStats()
 
     def value(self) -> Usage:
-        nanoseconds = self.cpu_stats.cpu_usage.total_usage
-        return Usage(self.memory_stats.max_usage or None, nanoseconds / 1e9 or None)
-
-
-class ErrorDetail(Struct, frozen=True):
-    message: str = ""
+        memory = self.memory_stats.max_usage or self.memory_stats.usage
+        return Usage(memory or None, self.cpu_stats.cpu_usage.total_usage / 1e9 or None)
 
 
 class Progress(Struct, frozen=True, rename="camel"):
@@ -179,11 +151,11 @@ class Progress(Struct, frozen=True, rename="camel"):
     stream: str = ""
     status: str = ""
     error: str = ""
-    error_detail: ErrorDetail | None = None
+    error_detail: Mapping[str, Any] | None = None
 
     @property
     def failure(self) -> str:
-        return self.error or (self.error_detail.message if self.error_detail else "")
+        return self.error or str((self.error_detail or {}).get("message") or "")
 
 
 _NEVER_STARTED = frozenset(["created", "configured", "initialized", "initializing"])
@@ -197,15 +169,13 @@ def condition(status: str) -> ContainerState:
     return ContainerState.RUNNING if status in _STARTED else ContainerState.EXITED
 
 
-def with_algorithm(image_id: str) -> str:
-    return image_id if ":" in image_id else f"sha256:{image_id}"
-
-
 def _named(names: tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(name for name in names or () if "<none>" not in name)
 
 
-def _seconds(time: str | None) -> float:
+def _seconds(time: str | float | None) -> float:
+    if isinstance(time, float | int):
+        return time
     try:
         parsed = datetime.fromisoformat(time or "")
     except ValueError:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from functools import partial
+from typing import cast
 from urllib.parse import urlencode
 
 import aiohttp
@@ -46,8 +48,8 @@ class Frames:
         self.count = 0
         """How many frames there were."""
 
-    def feed(self, data: bytes) -> list[Chunk]:
-        """What it held; neighbours of one stream are one chunk."""
+    def feed(self, data: memoryview | bytes) -> list[Chunk]:
+        """What it held, copied; neighbours of one stream are one chunk."""
         runs: list[tuple[Stream, list[memoryview]]] = []
         view = memoryview(data)
         at = 0
@@ -86,31 +88,33 @@ class Frames:
 HIGH_WATER = 1 << 20
 """Bytes that wait for a taker before reading stops."""
 _READ = 256 << 10
+"""Bytes that are read at once: more than the socket of an engine holds."""
 _LONGEST_HEAD = 64 << 10
 _UPGRADED = (101, 200)
 
 log = logging.getLogger(__name__)
 
 
-class Attachment:
-    """The streams of one container; implements `AttachSession`."""
+class Attachment(asyncio.BufferedProtocol):
+    """The streams of one container; implements `AttachSession`.
 
-    def __init__(
-        self,
-        api: Api,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        gone: Callable[[Attachment], None],
-    ) -> None:
-        self._api, self._reader, self._writer, self._gone = api, reader, writer, gone
+    It reads into one buffer again and again, and copies each byte once, out of its frame.
+    """
+
+    _transport: asyncio.Transport
+
+    def __init__(self, api: Api, gone: Callable[[Attachment], None]) -> None:
+        self._api, self._gone = api, gone
+        self._buffer = memoryview(bytearray(_READ))
+        self._frames = Frames()
         self._chunks: deque[Chunk] = deque()
         self._size = 0
         self._more = asyncio.Event()
-        self._room = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._over = asyncio.Event()
-        self._never_pause = False
+        self._paused = self._never_pause = False
         self._nonsense: EngineUnavailable | None = None
-        self._reading = asyncio.create_task(self._read())
 
     # -- AttachSession -----------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class Attachment:
                 chunk = self._chunks.popleft()
                 self._size -= len(chunk.data)
                 if self._size < HIGH_WATER // 2:
-                    self._room.set()
+                    self._read_on()
                 yield chunk
             if self._nonsense is not None:
                 raise self._nonsense
@@ -130,80 +134,106 @@ class Attachment:
             await self._more.wait()
 
     async def send(self, data: bytes) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(data)
-            with suppress(OSError):  # it has ended
-                await self._writer.drain()
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            await self._writable.wait()
 
     async def end_input(self) -> None:
-        if not self._writer.is_closing():
-            self._writer.write_eof()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
 
     def close(self) -> None:
-        self._end()
-        self._writer.transport.abort()
+        self._over.set()
+        self._more.set()
+        self._writable.set()
+        self._transport.abort()
 
     # -- for the engine -----------------------------------------------------------
 
     def unblock(self) -> None:
         """Read on from now, and drop what nobody takes."""
         self._never_pause = True
-        self._room.set()
+        self._read_on()
 
     async def ended(self) -> None:
         """Until the container has closed both streams, or the connection is lost."""
         await self._over.wait()
 
+    # -- asyncio.BufferedProtocol --------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.feed(self._buffer[:nbytes])
+
+    def eof_received(self) -> None:
+        self.close()  # at once: input that it did not read would hold up a proper end for ever
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close()
+        self._gone(self)
+
     # -- inside -------------------------------------------------------------------
 
-    async def _read(self) -> None:
-        frames = Frames()
+    def feed(self, data: memoryview | bytes) -> None:
+        """Take what the engine sent."""
         try:
-            while data := await self._reader.read(_READ):
-                chunks = frames.feed(data)
-                if self._size > HIGH_WATER and self._never_pause:
-                    continue
-                self._chunks.extend(chunks)
-                self._size += sum(len(chunk.data) for chunk in chunks)
-                self._more.set()
-                while self._size > HIGH_WATER and not self._never_pause:
-                    self._room.clear()
-                    await self._room.wait()
-                if self._over.is_set():
-                    return
+            chunks = self._frames.feed(data)
         except NoFrame as error:
             self._nonsense = self._api.nonsense(str(error))
-        except OSError:
-            pass  # the connection is lost
-        finally:
             self.close()
-            self._gone(self)
-
-    def _end(self) -> None:
-        self._over.set()
+            return
+        if self._over.is_set() or (self._never_pause and self._size > HIGH_WATER):
+            return
+        self._chunks.extend(chunks)
+        self._size += sum(len(chunk.data) for chunk in chunks)
         self._more.set()
-        self.unblock()
+        if self._size > HIGH_WATER and not self._never_pause:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
 
 
 async def attach(api: Api, name: str, *, gone: Callable[[Attachment], None]) -> Attachment:
     """Become the streams of that container, from now on."""
     await api.greeted()
+    loop = asyncio.get_running_loop()
+    line = socket.socket(socket.AF_UNIX)
+    line.setblocking(False)
     try:
         async with asyncio.timeout(api.timeout):
-            reader, writer = await asyncio.open_unix_connection(api.socket, limit=_LONGEST_HEAD)
+            await loop.sock_connect(line, str(api.socket))
+            await loop.sock_sendall(line, _request(api, name))
+            early = await _upgrade(api, line)
+            _, attachment = await loop.create_unix_connection(
+                lambda: Attachment(api, gone), sock=line
+            )
+    except TimeoutError:
+        line.close()
+        raise EngineUnavailable(f"the engine at {api.socket} does not attach") from None
     except OSError as error:
+        line.close()
         why = f"the engine at {api.socket} can't be reached: {error}"
         raise EngineUnavailable(why) from error
-    try:
-        async with asyncio.timeout(api.timeout):
-            writer.write(_request(api, name))
-            await _upgrade(api, reader)
-    except BaseException as error:
-        writer.transport.abort()
-        if isinstance(error, TimeoutError):
-            raise EngineUnavailable(f"the engine at {api.socket} does not attach") from None
+    except BaseException:
+        line.close()
         raise
-    return Attachment(api, reader, writer, gone)
+    attachment.feed(early)
+    return attachment
 
 
 def _request(api: Api, name: str) -> bytes:
@@ -214,15 +244,17 @@ def _request(api: Api, name: str) -> bytes:
     ).encode()
 
 
-async def _upgrade(api: Api, reader: asyncio.StreamReader) -> None:
-    """Until the engine has agreed. Raises Refused, EngineUnavailable."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        raise api.nonsense("a head without an end") from None
-    except (EOFError, OSError):
-        why = f"the engine at {api.socket} closed the connection"
-        raise EngineUnavailable(why) from None
+async def _upgrade(api: Api, line: socket.socket) -> bytes:
+    """What came after the engine's consent. Raises Refused, EngineUnavailable."""
+    receive = partial(asyncio.get_running_loop().sock_recv, line, _LONGEST_HEAD)
+    received = b""
+    while b"\r\n\r\n" not in received:
+        if len(received) > _LONGEST_HEAD:
+            raise api.nonsense("a head without an end")
+        if not (data := await receive()):
+            raise EngineUnavailable(f"the engine at {api.socket} closed the connection")
+        received += data
+    head, _, rest = received.partition(b"\r\n\r\n")
     first, *fields = head.split(b"\r\n")
     words = first.split(b" ", 2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
@@ -235,15 +267,13 @@ async def _upgrade(api: Api, reader: asyncio.StreamReader) -> None:
     if status in _UPGRADED:
         if {b"content-length", b"transfer-encoding"} & headers.keys():  # a page, not a stream
             raise api.nonsense(repr(head[:100]))
-        return
+        return rest
     length = headers.get(b"content-length", b"")
     if not length.isdigit():
         raise Refused(status, f"status {status}")
-    try:
-        body = await reader.readexactly(int(length))
-    except asyncio.IncompleteReadError as error:
-        body = error.partial
-    raise api.refusal(status, body)
+    while len(rest) < int(length) and (data := await receive()):
+        rest += data
+    raise api.refusal(status, rest)
 
 
 LOG_BYTES = 32 << 20

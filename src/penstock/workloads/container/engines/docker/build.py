@@ -23,7 +23,7 @@ from penstock.workloads.container.engine import (
     ImageNotFound,
 )
 from penstock.workloads.container.engines.cgroups import Cgroups
-from penstock.workloads.container.engines.docker.answers import ListedContainer, ListedImage
+from penstock.workloads.container.engines.docker.answers import ListedContainer
 from penstock.workloads.container.engines.docker.api import Api, Query, Refused, container
 from penstock.workloads.container.engines.docker.images import Images, by_labels
 from penstock.workloads.container.protocol.dockerfile import SCRATCH, bases_of, labelled
@@ -47,15 +47,16 @@ class Builder:
     async def on_docker(self, spec: BuildRequest, say: Say) -> Image:
         """A build ends with its connection."""
         dockerfile = await self._check_bases(spec)
-        leftovers = Leftovers(self._api)
-        marked = leftovers.marked(dockerfile)
+        # By which its steps are told from those of other builds.
+        label = f"penstock.build.{secrets.token_hex(16)}"
+        marked = labelled(dockerfile, label)
         await asyncio.to_thread((spec.context / "Dockerfile").write_text, marked)
         try:
             return await self._follow(
                 "/build", build_query(spec), spec, lambda text: say(text.encode())
             )
         except BaseException:
-            await leftovers.remove()
+            await asyncio.shield(remove_leftovers(self._api, label))
             raise
 
     async def on_podman(self, spec: BuildRequest, say: Say, podman: PodmanBuild) -> Image:
@@ -165,45 +166,19 @@ def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 _PATIENCE = 10.0
-_MOST_ROUNDS = 128
-"""Images that are built on each other, at least one of which each round removes."""
 
 
-class Leftovers:
-    """Of one build."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._label = f"penstock.build.{secrets.token_hex(16)}"
-
-    def marked(self, dockerfile: str) -> str:
-        """The same Dockerfile, whose steps can be told from those of other builds."""
-        return labelled(dockerfile, self._label)
-
-    async def remove(self) -> None:
-        """As far as it goes."""
-        with suppress(EngineError, TimeoutError):
-            await asyncio.shield(self._remove())
-
-    async def _remove(self) -> None:
-        query: dict[str, str | int] = {"all": 1, **by_labels({self._label: ""})}
+async def remove_leftovers(api: Api, label: str) -> None:
+    """What a build with this label left on Docker, as far as it goes."""
+    marked = by_labels({label: ""})
+    with suppress(EngineError, TimeoutError):
         async with asyncio.timeout(_PATIENCE):
-            listed = await self._api.ask(list[ListedContainer], "GET", "/containers/json", query)
-            for one in listed:
-                await self._quietly(container(one.value().name), {"force": 1, "v": 1})
-            before: set[str] = set()
-            for _ in range(_MOST_ROUNDS):
-                images = await self._api.ask(list[ListedImage], "GET", "/images/json", query)
-                left = {one.id for one in images if not (one.value().tags or one.value().digests)}
-                if left in (set(), before):
-                    return
-                for image in left:  # not one that others are built on, until these are gone
-                    await self._quietly(f"/images/{image}", {"force": 0})
-                before = left
-
-    async def _quietly(self, path: str, query: dict[str, str | int]) -> None:
-        with suppress(EngineError):
-            await self._api.tell("DELETE", path, query)
+            query: Query = {"all": 1, **marked}
+            for one in await api.ask(list[ListedContainer], "GET", "/containers/json", query):
+                with suppress(EngineError):
+                    await api.tell("DELETE", container(one.value().name), {"force": 1, "v": 1})
+            # Those without a name, each with the images that it was built on.
+            await api.tell("POST", "/images/prune", marked)
 
 
 _NO_NETWORK = 1

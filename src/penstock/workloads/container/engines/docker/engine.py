@@ -37,7 +37,6 @@ from penstock.workloads.container.engines import seccomp as seccomp_rules
 from penstock.workloads.container.engines.docker import podman
 from penstock.workloads.container.engines.docker.answers import (
     ContainerAnswer,
-    Created,
     Info,
     ListedContainer,
     Waited,
@@ -211,7 +210,7 @@ class DockerEngine:
 
     async def _make(self, spec: ContainerSpec, body: dict[str, Any]) -> None:
         making = asyncio.ensure_future(
-            self._api.ask(Created, "POST", "/containers/create", {"name": spec.name}, body)
+            self._api.ask(dict[str, Any], "POST", "/containers/create", {"name": spec.name}, body)
         )
         try:
             await asyncio.shield(making)
@@ -268,8 +267,8 @@ class DockerEngine:
         except Refused as refused:
             raise of_container(refused) from None
         self._meters.over(name)
-        if waited.error is not None and waited.error.message:
-            return ExitStatus(None, error=waited.error.message)
+        if waited.failure:
+            return ExitStatus(None, error=waited.failure)
         if waited.status_code == 0:
             return ExitStatus(0)
         return ExitStatus(waited.status_code, oom=await self._ran_out_of_memory(name))

@@ -14,7 +14,7 @@ from penstock.workloads.container.engine import (
     ImageNotFound,
     RegistryAuth,
 )
-from penstock.workloads.container.engines.docker.answers import ImageAnswer, ListedImage
+from penstock.workloads.container.engines.docker.answers import ImageAnswer
 from penstock.workloads.container.engines.docker.api import (
     NOT_FOUND,
     Api,
@@ -70,7 +70,7 @@ class Images:
         return await self.image(reference)
 
     async def listed(self, labels: Mapping[str, str]) -> list[Image]:
-        found = await self._api.ask(list[ListedImage], "GET", "/images/json", by_labels(labels))
+        found = await self._api.ask(list[ImageAnswer], "GET", "/images/json", by_labels(labels))
         return [image.value() for image in found]
 
     async def remove(self, reference: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Mapping
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.workloads.container.engine import ContainerSpec, Unsupported
-from penstock.workloads.container.engines.docker.answers import Waited, WaitError
+from penstock.workloads.container.engines.docker.answers import Waited
 from penstock.workloads.container.engines.docker.api import Api, container
 from penstock.workloads.container.engines.docker.spec import NO_CDI, cdi_kind
 
@@ -80,35 +81,26 @@ def check_runtime(spec: ContainerSpec, default: str) -> None:
         raise Unsupported(f"this Podman runs containers with {default}, not with {spec.runtime}")
 
 
-async def wait(api: Api, name: str, silent: Awaitable[None]) -> Waited:
+async def wait(api: Api, name: str, silent: Coroutine[Any, Any, None]) -> Waited:
     """Docker's request keeps a whole processor busy here, for as long as the container runs. Its
     own looks as often as it is told: now and then, and closely once the container is `silent`."""
-    rarely = asyncio.ensure_future(_look(api, name, "1s"))
-    closely = asyncio.ensure_future(_look_closely(api, name, silent))
+    rarely = asyncio.create_task(_look(api, name, "1s"))
+    silence = asyncio.create_task(silent)
     try:
-        await asyncio.wait((rarely, closely), return_when=asyncio.FIRST_COMPLETED)
-        if not rarely.done() and (found := closely.result()) is not None:
-            return found
+        await asyncio.wait((rarely, silence), return_when=asyncio.FIRST_COMPLETED)
+        if not rarely.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSELY):
+                    return await _look(api, name, "20ms")
         return await rarely
     finally:
         rarely.cancel()
-        closely.cancel()
-        await asyncio.gather(rarely, closely, return_exceptions=True)
-
-
-async def _look_closely(api: Api, name: str, silent: Awaitable[None]) -> Waited | None:
-    await silent
-    try:
-        async with asyncio.timeout(_CLOSELY):
-            return await _look(api, name, "20ms")
-    except TimeoutError:
-        return None
+        silence.cancel()
+        await asyncio.gather(rarely, silence, return_exceptions=True)
 
 
 async def _look(api: Api, name: str, interval: str) -> Waited:
     query = {"condition": "exited", "interval": interval}
     path = f"/libpod{container(name, '/wait')}"
     code = await api.wait(int, path, query, patient=True)
-    if code < 0:
-        return Waited(status_code=code, error=WaitError(message="Podman can't tell its exit code"))
-    return Waited(status_code=code)
+    return Waited(code, {"Message": "Podman can't tell its exit code"} if code < 0 else None)

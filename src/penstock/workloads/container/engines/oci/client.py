@@ -11,8 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from msgspec import Struct
+from typing import Any
 
 from penstock.workloads.container.engine import EngineUnavailable
 from penstock.workloads.container.engines.oci import shim
@@ -22,26 +21,14 @@ _LONGEST = 10.0
 _PACKET = 1 << 12
 
 
-class ShimState(Struct):
-    """A container as the shim knows it."""
-
-    name: str
-    pid: int | None = None
-    code: int | None = None
-
-
 class ShimClient:
-    """`on_state` gets each change, and reading ends of the container's output, which are its own
-    from then on; `on_forgotten` gets the name of one of which nothing comes any more; `on_lost` is
-    called when the shim has died."""
+    """`on_packet` gets each packet of the shim, with file descriptors that are its own from then
+    on; `on_lost` is called when the shim has died."""
 
     def __init__(
-        self,
-        on_state: Callable[[ShimState, list[int]], None],
-        on_forgotten: Callable[[str], None],
-        on_lost: Callable[[], None],
+        self, on_packet: Callable[[dict[str, Any], list[int]], None], on_lost: Callable[[], None]
     ) -> None:
-        self._on_state, self._on_forgotten, self._on_lost = on_state, on_forgotten, on_lost
+        self._on_packet, self._on_lost = on_packet, on_lost
         self._socket: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
         self._connecting = asyncio.Lock()
@@ -51,23 +38,33 @@ class ShimClient:
         async with self._connecting:
             if self._socket is not None:
                 return
-            try:
-                self._socket = await asyncio.to_thread(_connected, folder, hidden)
-                while not self._read():
-                    pass
-            except (OSError, subprocess.SubprocessError) as error:
-                self.close()
-                raise EngineUnavailable(
-                    f"The shim of the containers can't be started: {error}."
-                ) from error
+            for is_last in (False, True):
+                try:
+                    self._socket = await asyncio.to_thread(_connected, folder, hidden)
+                    while not self._read():
+                        pass
+                    break
+                except (OSError, subprocess.SubprocessError) as error:
+                    self.close()
+                    # A shim that was just ending may reset a connection; the next one is new.
+                    if is_last or not isinstance(error, ConnectionResetError):
+                        raise EngineUnavailable(
+                            f"The shim of the containers can't be started: {error}."
+                        ) from error
+            assert self._socket is not None
             self._socket.setblocking(False)
             self._loop.add_reader(self._socket, self.receive)
 
-    def start(self, name: str, command: Sequence[str], fds: Sequence[int]) -> None:
-        self._send({"start": name, "command": command}, fds)
-
-    def forget(self, name: str) -> None:
-        self._send({"forget": name})
+    def send(self, fds: Sequence[int] = (), **packet: object) -> None:
+        """Raises EngineUnavailable."""
+        try:
+            if self._socket is None:
+                raise ConnectionResetError("the shim has ended")
+            socket.send_fds(self._socket, [json.dumps(packet).encode()], fds)
+        except OSError as error:
+            raise EngineUnavailable(
+                f"The shim of the containers can't be reached: {error}."
+            ) from error
 
     def receive(self) -> None:
         """Everything that has been sent."""
@@ -87,28 +84,16 @@ class ShimClient:
             self._socket = None
 
     def _read(self) -> bool:
-        """One packet; whether it is the last of the states that a new connection gets."""
+        """One packet; whether it is the last of those that a new connection gets."""
         assert self._socket is not None
         data, fds, _, _ = socket.recv_fds(self._socket, _PACKET, 2, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ConnectionResetError("the shim has ended")
-        said = json.loads(data)
-        if "name" in said:
-            self._on_state(ShimState(**said), fds)
-        elif "forgotten" in said:
-            self._on_forgotten(said["forgotten"])
-        return "ready" in said
-
-    def _send(self, packet: object, fds: Sequence[int] = ()) -> None:
-        """Raises EngineUnavailable."""
-        try:
-            if self._socket is None:
-                raise ConnectionResetError("the shim has ended")
-            socket.send_fds(self._socket, [json.dumps(packet).encode()], fds)
-        except OSError as error:
-            raise EngineUnavailable(
-                f"The shim of the containers can't be reached: {error}."
-            ) from error
+        packet = json.loads(data)
+        if "ready" in packet:
+            return True
+        self._on_packet(packet, fds)
+        return False
 
 
 def _connected(folder: Path, hidden: str) -> socket.socket:
@@ -120,8 +105,9 @@ def _connected(folder: Path, hidden: str) -> socket.socket:
             words = (sys.executable, "-I", "-S", shim.__file__, str(folder), hidden)
             null = subprocess.DEVNULL
             with (folder / "shim.log").open("ab") as errors:
+                # It holds the lock until it listens: no second one is started if we die meanwhile.
                 subprocess.run(
-                    words, check=True, stdin=null, stdout=null, stderr=errors, timeout=_LONGEST
+                    words, check=True, stdin=lock, stdout=null, stderr=errors, timeout=_LONGEST
                 )
             return _connection(folder)
 

@@ -42,12 +42,16 @@ class Runtime(Struct, frozen=True):
     def is_sandbox(self) -> bool:
         return self.name == SANDBOX
 
-    def run(self, state: str, folder: Path, name: str) -> list[str]:
-        """The command that starts a bundle and ends when it runs."""
-        options = _SANDBOX_OPTIONS if self.is_sandbox else ()
+    def create(self, state: str, folder: Path, name: str) -> list[str]:
+        """The command that makes a container from a bundle; gVisor also starts it."""
+        how = (*_SANDBOX_OPTIONS, "run", "--detach") if self.is_sandbox else ("create",)
         log = ("--log", f"{folder}/{LOG}", "--log-format", "json")
         files = ("--bundle", f"{folder}", "--pid-file", f"{folder}/{PID}")
-        return [self.path, "--root", state, *log, *options, "run", "--detach", *files, name]
+        return [self.path, "--root", state, *log, *how, *files, name]
+
+    def gate(self, state: str, name: str) -> str:
+        """Where the first process of a container waits for its start, if it does."""
+        return "" if self.is_sandbox else f"{state}/{name}/exec.fifo"
 
     def fit(self, spec: ContainerSpec) -> ContainerSpec:
         """The spec with no less than what the runtime itself needs."""
