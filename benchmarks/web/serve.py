@@ -28,7 +28,7 @@ from penstock.api.reply import EVENT_STREAM, JSON_HEADERS
 from penstock.api.server import HttpServer
 from penstock.api.stream import entry_frame
 from penstock.app.engine import Engine
-from penstock.cli.service import run_service
+from penstock.app.service import run_service
 from penstock.core.job import IdSource
 from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState

@@ -13,6 +13,7 @@ from playwright.sync_api import Error, Page, expect
 from tests.support.browser.world import World
 from tests.support.waiting import eventually
 
+from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import KeyRole
@@ -113,6 +114,7 @@ def test_a_refused_submission_names_the_field(open_page, engine: World) -> None:
 
 def test_chat_streams_and_stops(open_page, engine: World) -> None:
     page = open_page("chat")
+    page.get_by_label("Model").select_option("parrot")
     box = page.get_by_role("textbox", name="Message")
     box.fill("one two three")
     box.press("Enter")
@@ -134,6 +136,7 @@ def test_pause_and_resume_a_pool(open_page, engine: World) -> None:
     job = engine.submit("job.text.shout", {"text": "wait"})
     waiting = open_page(f"jobs/{job.job_id}")
     expect(waiting.locator(".why-box")).to_contain_text("paused")
+    expect(open_page("").get_by_text("Pool default is paused")).to_be_visible()
     page.get_by_role("button", name="Resume pool default").click()
     expect(waiting.locator("h1")).to_contain_text("SUCCEEDED")
 
@@ -211,12 +214,13 @@ def test_tenants_do_not_see_each_other(open_page, engine: World) -> None:
     secret = engine.submit("job.text.shout", {"text": "secret"}, tenant="globex")
     roles = (KeyRole.SUBMIT, KeyRole.OPERATE)
     key = engine.key("al", *roles, tenant="acme")
+    page = open_page("", key=key)
     for path in ("", "jobs", "approvals", "pipelines", "schedules", "containers", "models"):
-        page = open_page(path, key=key)
+        _go(page, engine, path)
         expect(page.locator("#live")).to_have_text("Live")
         assert secret.job_id[-8:] not in page.content()
         assert "globex" not in page.content()
-    page = open_page(f"jobs/{secret.job_id}", key=key)
+    _go(page, engine, f"jobs/{secret.job_id}")
     expect(page.locator("h1")).to_have_text("Not found")
 
 
@@ -304,6 +308,11 @@ def test_markup_in_any_field_stays_text(open_page, engine: World) -> None:
     ]
     for job in made[:3]:
         engine.wait(job)
+    for field in ({"topic": "job.<b>.x"}, {"topic": "job.text.echo", "tenant": "<b>"}):
+        with pytest.raises(InvalidRequest):  # names have no markup
+            engine.submit(field["topic"], tenant=field.get("tenant"))
+    with pytest.raises(InvalidRequest):
+        engine.key(XSS[:60], KeyRole.SUBMIT)
     running = engine.submit("job.slow.count", {"to": 5000})
     engine.run(engine.api.cancel(running.job_id, reason=XSS))
     made.append(running)
@@ -313,17 +322,30 @@ def test_markup_in_any_field_stays_text(open_page, engine: World) -> None:
         "%3Cimg%20src=x%20onerror=alert(1)%3E",
     ]
     paths += [f"jobs/{job.job_id}" for job in made]
+    page = open_page("")
     for path in paths:
-        page = open_page(path)
+        _go(page, engine, path)
         page.wait_for_timeout(150)
         assert page.evaluate("() => window.pwned") is None, path
         assert page.locator("main img:not(.result)").count() == 0, path
         assert page.locator("main script").count() == 0, path
-    page = open_page(f"jobs/{made[0].job_id}")
+    _go(page, engine, "chat")
+    page.get_by_role("textbox", name="Message").fill(XSS)
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant")).to_contain_text("<IMG SRC=X")
+    expect(page.locator(".turn.assistant")).to_contain_text("tokens/s")
+    assert page.evaluate("() => window.pwned") is None
+    assert page.locator("main img, main script").count() == 0
+    _go(page, engine, f"jobs/{made[0].job_id}")
     expect(page.locator(".log")).to_contain_text("<script>window.pwned=1</script>")
     expect(page.locator(".outcome")).to_contain_text("onerror")
-    page = open_page(f"jobs/{made[1].job_id}")
+    _go(page, engine, f"jobs/{made[1].job_id}")
     expect(page.locator(".outcome")).to_contain_text("<img src=x")
+
+
+def _go(page: Page, engine: World, path: str) -> None:
+    page.goto(f"{engine.url}/dashboard/{path}")
+    page.locator("main h1").wait_for()
 
 
 def _turn(text: str) -> dict[str, str]:
@@ -378,9 +400,21 @@ def test_cancel_with_the_keyboard_alone(open_page, engine: World) -> None:
     expect(page.locator("h1")).to_contain_text("CANCELLED")
 
 
-def _tab_to(page: Page, text: str, most: int = 60) -> None:
+def test_every_page_is_reached_with_the_keyboard_alone(open_page, engine: World) -> None:
+    page = open_page("")
+    names = page.locator("#nav a").evaluate_all("all => all.map(one => one.firstChild.data)")
+    assert len(names) == 14
+    page.locator("main h1").focus()
+    for name in names[1:]:
+        _tab_to(page, name, key="Shift+Tab")
+        page.keyboard.press("Enter")
+        expect(page.locator("#nav a[aria-current]")).to_contain_text(name)
+        expect(page.locator("main h1")).to_be_focused()
+
+
+def _tab_to(page: Page, text: str, most: int = 60, key: str = "Tab") -> None:
     for _ in range(most):
-        page.keyboard.press("Tab")
+        page.keyboard.press(key)
         if text in page.evaluate("() => document.activeElement.textContent"):
             return
     pytest.fail(f"Tab does not lead to {text!r}")

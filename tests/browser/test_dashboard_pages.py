@@ -9,8 +9,10 @@ from playwright.sync_api import Locator, expect
 from tests.support.browser.world import World
 
 from penstock.core.job import Job
+from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.spool import Status
 from penstock.ports.engine_api import KeyRole
+from penstock.workloads.llm.values import EngineUnavailable, LlmCode, ModelFacts
 from penstock.workloads.spool.client.work import Work
 
 
@@ -78,6 +80,7 @@ KINDS = {
     "container": ["hello from a container"],
     "endless": ["RUNNING"],
     "answer": ["SAY SOMETHING"],
+    "split": ["Route over nodes", "cellar", "12-23", "OVER SEVERAL MACHINES"],
 }
 
 
@@ -101,15 +104,38 @@ def test_buttons_are_those_that_are_legal(open_page, jobs: dict[str, Job], engin
     expect(reader.get_by_role("link", name="Keys")).to_have_count(0)
 
 
-def test_a_job_moves_and_logs_before_ones_eyes(open_page, engine: World) -> None:
+def test_a_job_moves_and_logs_before_ones_eyes(
+    open_page, engine: World, jobs: dict[str, Job]
+) -> None:
+    long = open_page(f"jobs/{jobs['running'].job_id}")
+    expect(long.locator(".why-box .meter")).to_contain_text("%")
     job = engine.submit("job.slow.count", {"to": 15, "pause": 0.2})
     page = open_page(f"jobs/{job.job_id}")
     expect(page.locator(".log")).to_contain_text("counted 3")
-    expect(page.locator(".why-box")).to_contain_text("%")
     expect(page.locator("h1")).to_contain_text("SUCCEEDED")
     expect(page.locator(".log")).to_contain_text("counted 15")
     page.get_by_label("Search in the log").fill("counted 1")
     expect(page.locator(".log-view")).to_contain_text("7 of 15 lines")
+
+
+def test_the_log_is_followed_until_one_scrolls_up(open_page, engine: World) -> None:
+    job = engine.submit("job.slow.count", {"to": 600, "pause": 0.01})
+    page = open_page(f"jobs/{job.job_id}")
+    box, button = page.locator(".log"), page.get_by_role("button", name=re.compile("^Follow"))
+    box.scroll_into_view_if_needed()
+    lines = box.locator(".log-line")
+    expect(lines.nth(60)).to_be_attached()
+    expect(lines.last).to_be_in_viewport()
+    box.hover()
+    page.mouse.wheel(0, -200)
+    expect(button).to_have_text("Follow")
+    page.wait_for_timeout(300)  # a wheel's scrolling is smooth
+    top, number = box.evaluate("box => box.scrollTop"), lines.count()
+    expect(lines).not_to_have_count(number)
+    assert box.evaluate("box => box.scrollTop") == top, "what one reads stays"
+    button.click()
+    expect(button).to_have_text("Following")
+    expect(lines.filter(has_text="counted 600")).to_be_in_viewport()
 
 
 def cell(row: Locator, heading: str) -> Locator:
@@ -129,6 +155,131 @@ def test_the_speed_of_a_model_is_shown(open_page, engine: World) -> None:
     chat = {"kind": "chat", "messages": [{"role": "user", "content": "one two three four"}]}
     engine.wait(engine.submit("job.llm.parrot", chat))
     expect(cell(row, "Tokens/s")).to_have_text(re.compile("[1-9]"))
+
+
+def test_a_map_shows_which_node_holds_which_layers(open_page, jobs: dict[str, Job]) -> None:
+    page = open_page("models")
+    card = page.locator("section.card", has=page.get_by_role("heading", name="duet over nodes"))
+    expect(card).to_contain_text("attic (layers 0-11) → cellar (layers 12-23)")
+    expect(card.locator(".row")).to_have_count(3)
+    row = page.get_by_role("table", name="Nodes").locator("tbody tr").nth(1)
+    expect(cell(row, "Tokens/s")).to_have_text("42.0")
+    expect(cell(row, "Cache")).to_have_text("96.0 MiB of 512 MiB")
+    model = page.get_by_role("table", name="Language models").locator("tr", has_text="duet")
+    expect(cell(model, "First token")).to_have_text("180 ms")
+
+
+def test_the_overview_draws_jobs_by_state_and_lists_pools_and_failures(
+    open_page, jobs: dict[str, Job]
+) -> None:
+    page = open_page("")
+    for name, state in (("Jobs that ended, by state", "FAILED"), ("Unfinished jobs", "RUNNING")):
+        chart = page.get_by_role("img", name=re.compile(name))
+        expect(chart.locator(f".bar.state-{state}").first).to_be_attached()
+    for name in ("Per minute", "Wait p50", "Wait p99"):
+        number = page.locator(".numbers div", has_text=name)
+        expect(number).to_contain_text(re.compile(r"\d"))
+    failures = page.get_by_role("table", name="Failures by reason")
+    expect(failures).to_contain_text("ZeroDivisionError")
+    expect(failures.locator(".reason", has_text="DENIED")).to_have_attribute(
+        "title", re.compile("a safety rule refused it")
+    )
+    expect(page.get_by_role("table", name="Workers")).to_contain_text("slots")
+    needs = page.locator(".needs")
+    expect(needs).to_contain_text("awaits approval")
+    expect(needs).to_contain_text("dead letter")
+
+
+def test_the_overview_changes_as_jobs_end(open_page, engine: World, jobs: dict[str, Job]) -> None:
+    page = open_page("")
+    tile = page.locator(".tile.state-SUCCEEDED .number")
+    ended = page.locator(".numbers div", has_text="Ended").locator("dd")
+    expect(tile).to_have_text(re.compile(r"\d"))
+    before, counted = int(tile.inner_text()), int(ended.inner_text())
+    for n in range(3):
+        engine.wait(engine.submit("job.site.page", {"n": n}))
+    expect(tile).to_have_text(str(before + 3))
+    expect(ended).to_have_text(str(counted + 3))
+
+
+def test_failures_lead_to_their_jobs(open_page, jobs: dict[str, Job]) -> None:
+    page = open_page("")
+    failures = page.get_by_role("table", name="Failures by reason")
+    for topic, job in (("job.shell.run", "denied"), ("job.math.divide", "failed")):
+        failures.get_by_role("link", name=topic).click()
+        rows = page.get_by_role("table", name="Jobs", exact=True).locator("tbody tr")
+        expect(rows).to_contain_text(jobs[job].job_id[-8:])
+        page.go_back()
+
+
+def test_the_overview_tells_of_a_rule_file_that_is_broken(open_page, engine: World) -> None:
+    page = open_page("")
+    needs, rules = page.locator(".needs"), engine.settings.rules
+    assert rules is not None
+    expect(needs).not_to_contain_text("rule file")
+    good = rules.read_text()
+    try:
+        rules.write_text(good + '\n[[rules]]\nid = "x"\ndecision = "perhaps"\n')
+        expect(needs).to_contain_text("The rule file was not accepted", timeout=45_000)
+        expect(needs).to_contain_text("perhaps")
+        needs.get_by_role("link", name="rule file").click()
+        expect(page.get_by_role("alert")).to_contain_text("the last valid rules stay in force")
+        expect(page.get_by_role("table", name="Rules")).to_contain_text("no-shell")
+    finally:
+        rules.write_text(good)
+    page.get_by_role("button", name="Reload the rule file").click()
+    expect(page.locator("#notices")).to_contain_text("Reloaded")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_overview_tells_of_a_language_engine_that_is_ill(
+    open_page, engine: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(*_: object) -> ModelFacts:
+        raise EngineUnavailable(LlmCode.OUT_OF_MEMORY, "no memory is left")
+
+    monkeypatch.setattr("penstock.workloads.llm.health._FIRST_DELAY", 0.2)
+    monkeypatch.setattr("penstock.workloads.llm.health._LONGEST_DELAY", 0.2)
+    page, chat = open_page(""), {"kind": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    with monkeypatch.context() as ill:
+        ill.setattr(engine.parrot, "load", load)
+        job = engine.submit("job.llm.parrot", chat)
+        needs = page.locator(".needs")
+        expect(needs).to_contain_text("job.llm.parrot can't run: OUT_OF_MEMORY")
+        expect(page.get_by_role("link", name="Models 1")).to_be_visible()
+        needs.get_by_role("link", name="job.llm.parrot").click()
+        expect(page.locator("tbody tr").first).to_contain_text("no memory is left")
+        models = open_page("models")
+        row = models.locator("tbody tr", has_text="parrot")
+        expect(row.locator(".badge")).to_have_text("ILL")
+        expect(row).to_contain_text("no memory is left")
+    assert engine.wait(job).state is JobState.SUCCEEDED
+    expect(row.locator(".badge")).to_have_text("READY")
+
+
+def test_a_schedule_shows_its_next_times(open_page, jobs: dict[str, Job]) -> None:
+    page = open_page("schedules")
+    page.get_by_text("then").click()
+    expect(page.get_by_role("list", name="Next times of nightly").locator("li")).to_have_count(4)
+
+
+def test_the_audit_log_is_searched(open_page, jobs: dict[str, Job]) -> None:
+    page = open_page("audit")
+    page.get_by_label("Action, as key.*").fill("key.*")
+    page.get_by_role("button", name="Search").click()
+    expect(page).to_have_url(re.compile("action=key"))
+    rows = page.locator("tbody tr")
+    expect(rows.first).to_contain_text("key.create")
+    expect(rows.filter(has_text="schedule.put")).to_have_count(0)
+
+
+def test_runs_of_a_pipeline_are_small_multiples(open_page, jobs: dict[str, Job]) -> None:
+    page = open_page("pipelines")
+    for name in ("whole run", "price", "label", "receipt"):
+        expect(page.get_by_role("group", name=f"Times of {name}")).to_be_visible()
+    page.get_by_role("link", name=re.compile("whole run: PARTIAL")).first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text("Retry failed items")
 
 
 def test_a_job_in_a_spool_is_counted_in_its_folder(open_page, engine: World) -> None:
@@ -156,6 +307,30 @@ def test_rows_change_in_place_and_new_ones_wait_for_a_click(open_page, engine: W
     assert job.job_id[-8:] in page.locator("tbody tr").last.inner_text()
 
 
+def test_jobs_are_filtered_by_topic_tenant_label_time_and_text(
+    open_page, jobs: dict[str, Job]
+) -> None:
+    page = open_page("jobs?since=1h")
+    expect(page.get_by_label("Accepted")).to_have_value("1h")
+    rows = page.locator("tbody tr")
+    for name, value, job in (
+        ("Tenant", "acme", "acme"),
+        ("Topic", "job.math.*", "failed"),
+        ("Label", "team=red", "shout"),
+    ):
+        page.get_by_label(name, exact=True).fill(value)
+        page.keyboard.press("Enter")
+        expect(page.get_by_title("Take this filter away")).to_contain_text(value)
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text(jobs[job].job_id[-8:])
+        page.get_by_title("Take this filter away").click()
+        expect(page.get_by_title("Take this filter away")).to_have_count(0)
+    page.get_by_role("searchbox").fill("divide")  # a part of a topic
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("since=1h&q=divide"))
+    expect(rows).to_have_count(1)
+
+
 def test_filters_are_in_the_url_and_stay_after_a_reload(open_page, jobs: dict[str, Job]) -> None:
     page = open_page("jobs")
     page.get_by_role("link", name=re.compile("^FAILED")).click()
@@ -166,6 +341,7 @@ def test_filters_are_in_the_url_and_stay_after_a_reload(open_page, jobs: dict[st
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"q=job.text"))
     expect(page.locator("main")).to_contain_text("No job matches")
+    expect(page.locator("main")).to_contain_text("does not look into inputs, logs and error")
     page.reload()
     expect(page.get_by_role("searchbox")).to_have_value("job.text.")
     page.go_back()

@@ -33,14 +33,14 @@ COLOURS: Mapping[JobState, Colour] = {
 """Chosen to differ also for people who do not see all colours."""
 
 LIKE: Mapping[JobState, tuple[str, ...]] = {
-    JobState.PENDING: ("IDLE", "SKIPPED", "STAGING"),
+    JobState.PENDING: ("IDLE", "SKIPPED", "STAGING", "GONE"),
     JobState.SCHEDULED: ("QUEUED", "VALIDATING", "JOINED"),
     JobState.DISPATCHED: ("LOADING", "FINALIZING", "HALF_OPEN", "SEND"),
     JobState.RUNNING: ("IN_PROGRESS", "EMBED", "PROCESS_LAYERS", "HEAD"),
     JobState.SUCCEEDED: (
         *("COMPLETED", "FINISHED", "DONE", "OK", "READY", "CLOSED", "ACTIVE", "VALID", "COMPLETE"),
     ),
-    JobState.FAILED: ("OPEN", "MISSING", "STALLED", "REVOKED", "LOST", "BAD", "INCOMPLETE"),
+    JobState.FAILED: ("OPEN", "MISSING", "STALLED", "REVOKED", "LOST", "BAD", "INCOMPLETE", "ILL"),
     JobState.CANCELLED: ("CANCELLING", "EXPIRED"),
     JobState.DENIED: ("REJECTED", "REFUSED"),
     JobState.TIMEOUT: ("PARTIAL", "PAUSED", "DRAINING"),

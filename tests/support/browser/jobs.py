@@ -99,7 +99,7 @@ async def price(name: str, ctx: Any) -> dict[str, object]:
 
 
 @shop.map(over=price)
-def label(item: dict[str, float], ctx: Any) -> str:
+def label(item: dict[str, Any], ctx: Any) -> str:
     return f"{item['name']}: {item['euros']:.2f}"
 
 

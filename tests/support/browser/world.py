@@ -9,12 +9,14 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import Request, urlopen
 
+import msgspec
+from msgspec.structs import replace
 from tests.support.browser.jobs import RULES, app
 from tests.support.fake_containers import FakeEngine, Say, Script
 from tests.support.fake_llm import FakeRunner
@@ -31,6 +33,23 @@ from penstock.ports.engine_api import CatchUp, KeyRole, Limit, Schedule
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.executor import ContainerExecutor
 from penstock.workloads.llm.executor import LlmExecutor
+from penstock.workloads.llm.runner import ProgressListener
+from penstock.workloads.llm.values import (
+    PIPE_TOPICS,
+    Completion,
+    Delta,
+    GenerationRequest,
+    HopTime,
+    Timings,
+)
+from penstock.workloads.pipes.status import (
+    FACT,
+    HopView,
+    NodeView,
+    PipesView,
+    PipeView,
+    SegmentView,
+)
 from penstock.workloads.spool.client.flow import Flow
 from penstock.workloads.spool.client.work import Work
 
@@ -40,6 +59,96 @@ IMAGES = {
     "hello:1": Script(says=(Say(b"hello from a container\n"),)),
     "endless:1": Script(seconds=1e6),
 }
+
+
+class SplitRunner(FakeRunner):
+    """Answers as a model that is split over nodes does, with its hops."""
+
+    async def generate(
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
+    ) -> AsyncGenerator[Delta | Completion, None]:
+        async for one in super().generate(model, ask, choice, watch):
+            if isinstance(one, Completion):
+                yield replace(one, timings=Timings(180.0, 420.0), hops=HOPS)
+            else:
+                yield one
+
+
+HOPS = (
+    HopTime(node="attic", layers="ends", compute_ms=12.0, passes=3, tokens=5),
+    HopTime(node="attic", layers="0-11", compute_ms=210.0, queue_ms=4.0, passes=3, tokens=5),
+    HopTime(node="cellar", layers="12-23", compute_ms=240.0, queue_ms=9.0, network_ms=31.0),
+)
+
+
+def _segment(start: int, end: int, state: str = "ready") -> SegmentView:
+    return SegmentView(
+        model="duet", layers=f"{start}-{end - 1}", start=start, end=end, state=state, layer_ms=0.9
+    )
+
+
+NODES = PipesView(
+    pipes=(
+        PipeView(
+            model="duet",
+            num_layers=24,
+            complete=True,
+            origins=("attic",),
+            hops=(
+                HopView(node_id="attic", layers="0-11"),
+                HopView(node_id="cellar", layers="12-23"),
+            ),
+            token_ms=21.5,
+        ),
+    ),
+    nodes=(
+        NodeView(
+            node_id="attic",
+            address="10.0.0.2:7496",
+            state="ready",
+            end_models=("duet",),
+            segments=(_segment(0, 12),),
+            weights=310 << 20,
+            cache_total=512 << 20,
+            cache_used=96 << 20,
+            jobs=1,
+            tokens_per_s=42.0,
+            busy=0.61,
+            links={"cellar": 1.4},
+        ),
+        NodeView(
+            node_id="cellar",
+            address="10.0.0.3:7496",
+            state="ready",
+            segments=(_segment(12, 24),),
+            weights=290 << 20,
+            cache_total=512 << 20,
+            cache_used=96 << 20,
+            jobs=1,
+            tokens_per_s=42.0,
+            busy=0.72,
+            links={"attic": 1.4},
+        ),
+        NodeView(
+            node_id="spare",
+            address="10.0.0.4:7496",
+            state="loading",
+            segments=(_segment(8, 16, "loading"),),
+            cache_total=256 << 20,
+        ),
+    ),
+)
+
+
+class SplitModels(LlmExecutor):
+    """A model whose layers are on nodes, and what its workers tell of them."""
+
+    def facts(self) -> Mapping[str, Any]:
+        return {FACT: msgspec.to_builtins(NODES), **super().facts()}
 
 
 class World:
@@ -63,8 +172,10 @@ class World:
             WorkerConfig(jobs_dir=folder / "containers", disk_low_mb=0),
             FakeEngine(SystemClock(), IMAGES),
         )
-        models = LlmExecutor(FakeRunner(("parrot",), delay=0.05), ["parrot"])
-        executors = [*make_executors(app, self.settings), containers, models]
+        self.parrot = FakeRunner(("parrot",), delay=0.05)
+        models = LlmExecutor(self.parrot, ["parrot"])
+        split = SplitModels(SplitRunner(("duet",)), ["duet"], prefix=PIPE_TOPICS)
+        executors = [*make_executors(app, self.settings), containers, models, split]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -115,8 +226,6 @@ class World:
 
 
 def _changed(request: JobRequest, fields: dict[str, Any]) -> JobRequest:
-    from msgspec.structs import replace
-
     return replace(request, **fields)
 
 
@@ -149,10 +258,15 @@ def fill(one: World) -> dict[str, Job]:
             "job.llm.parrot",
             {"kind": "chat", "messages": [{"role": "user", "content": "say something"}]},
         ),
+        "split": one.submit(
+            "job.chat.duet",
+            {"kind": "chat", "messages": [{"role": "user", "content": "over several machines"}]},
+        ),
         "acme": one.submit("job.text.shout", {"text": "for acme"}, tenant="acme"),
     }
     one.run(one.api.cancel(jobs["cancelled"].job_id, reason="not needed any more"))
-    for name in ("shout", "failed", "denied", "late", "picture", "crawl", "pipeline", "container"):
+    ended = ("shout", "failed", "denied", "late", "picture", "crawl", "pipeline", "container")
+    for name in (*ended, "split"):
         jobs[name] = one.wait(jobs[name])
     request = JobRequest(
         job_id="", topic="job.text.shout", context_ptr=encode_data(b'{"text":"x"}')

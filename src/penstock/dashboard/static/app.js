@@ -223,6 +223,13 @@ document.addEventListener("click", (event) => {
 });
 window.addEventListener("popstate", () => app.me && open(location.href, { back: true }));
 
+// Where nothing can be hovered over, a tap shows the explanation.
+document.addEventListener("click", (event) => {
+  if (!matchMedia("(hover: none)").matches || event.target.closest("a, button, input, select, textarea, summary, label")) return;
+  const text = event.target.closest("[title]")?.title || event.target.closest("g, rect")?.querySelector("title")?.textContent;
+  if (text) notify(text, "about");
+});
+
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.ctrlKey || event.metaKey || /^(?:input|textarea|select)$/i.test(event.target.tagName)) return;
   const box = document.querySelector("input[type=search]");

@@ -37,8 +37,8 @@ function frame({ label, top, points, unit, children, legend }) {
   );
 }
 
-export function key(name, className, text) {
-  return h("span", { class: "key", key: name }, h("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text);
+export function key(name, className, text, title) {
+  return h("span", { class: "key", key: name, title }, h("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text);
 }
 
 /** Bars that are stacked from parts: [{at, parts: {STATE: n}}]. */
@@ -52,7 +52,7 @@ export function stack(points, parts, { label, tip }) {
     top,
     points,
     unit: (value) => (Number.isInteger(value) ? count(value) : ""),
-    legend: used.length ? used.map((part) => key(part, `state-${part}`, part)) : h("span", { class: "soft" }, "Nothing in this time."),
+    legend: used.length ? used.map((part) => key(part, `state-${part}`, part, stateOf(part).meaning)) : h("span", { class: "soft" }, "Nothing in this time."),
     children: points.map((point, index) => {
       let below = 0;
       return h(
@@ -80,7 +80,7 @@ export function lines(points, series, { label, unit = span, tip }) {
     top,
     points,
     unit,
-    legend: values.length ? series.map((one) => key(one.name, one.className, one.name)) : h("span", { class: "soft" }, "Nothing in this time."),
+    legend: values.length ? series.map((one) => key(one.name, one.className, one.name, one.about)) : h("span", { class: "soft" }, "Nothing in this time."),
     children: [
       series.map((one) => h("path", { key: one.name, class: `line ${one.className}`, d: pathOf(one.values, step, y), "vector-effect": "non-scaling-stroke" })),
       points.map((point, index) =>
@@ -97,10 +97,11 @@ function pathOf(values, step, y) {
       pen = false;
       return;
     }
-    // A single value between gaps is drawn as a short dash.
+    // A single value between gaps is drawn as a dash.
     const alone = !pen && (index + 1 >= values.length || values[index + 1] === null);
     const x = index * step;
-    path += alone ? `M${x - 2} ${y(value)}h4` : `${pen ? "L" : "M"}${x} ${y(value)}`;
+    const dash = Math.min(24, step * 0.6);
+    path += alone ? `M${Math.min(x - dash / 2, WIDTH - dash)} ${y(value)}h${dash}` : `${pen ? "L" : "M"}${x} ${y(value)}`;
     pen = true;
   });
   return path;
@@ -202,12 +203,4 @@ export function waterfall(rows, now) {
     ),
     h("div", { class: "row axis", "aria-hidden": "true" }, h("div", { class: "label" }), h("div", { class: "scale" }, h("span", null, "0"), h("span", null, span(whole))), h("div", { class: "took" })),
   );
-}
-
-/** A small line without axes. */
-export function sparkline(values, label) {
-  const top = Math.max(...values, 1e-9);
-  const step = values.length > 1 ? 100 / (values.length - 1) : 100;
-  const d = values.map((value, index) => `${index ? "L" : "M"}${index * step} ${19 - (value / top) * 18}`).join("");
-  return h("svg", { class: "sparkline", viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img", "aria-label": label }, h("path", { d, "vector-effect": "non-scaling-stroke" }));
 }

@@ -12,7 +12,7 @@ export function span(seconds) {
   if (seconds < 0) return `-${span(-seconds)}`;
   if (seconds < 0.00005) return "< 0.1 ms";
   if (seconds < 0.0095) return `${round(seconds * 1000, 2)} ms`;
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   if (seconds < 59.5) return `${Math.round(seconds)} s`;
   const whole = Math.round(seconds);

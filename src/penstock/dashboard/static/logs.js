@@ -36,14 +36,19 @@ export class LogView {
 
   attach(box) {
     this.box = box;
-    // Only a person's scrolling decides whether the end is followed, not how far it is.
+    // Only a person's scrolling decides whether the end is followed, not how far it is. What they
+    // begin is believed at once: a line that comes meanwhile would pull them down again.
+    const release = () => this.follows && box.scrollTop > 0 && this.follow(false);
+    box.addEventListener("wheel", (event) => event.deltaY < 0 && release(), { passive: true });
+    box.addEventListener("touchmove", release, { passive: true });
+    box.addEventListener("keydown", (event) => ["ArrowUp", "PageUp", "Home"].includes(event.key) && release());
     let top = 0;
     box.addEventListener("scroll", () => {
-      const isUp = box.scrollTop < top - 4;
+      const moved = box.scrollTop - top;
       top = box.scrollTop;
       const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 4;
-      if (isUp && !atEnd && this.follows) this.follow(false);
-      else if (atEnd && !this.follows) this.follow(true);
+      if (moved < -4 && !atEnd) release();
+      else if (moved > 0 && atEnd && !this.follows) this.follow(true);
     });
     for (const line of this.waiting ?? []) this.append(line);
     this.waiting = null;

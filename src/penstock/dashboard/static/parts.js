@@ -3,7 +3,7 @@
 import { ApiError } from "./api.js";
 import { ago, bytes, clock, count, full, plural, shortId, span, within } from "./format.js";
 import { h, render } from "./dom.js";
-import { stateOf } from "./words.js";
+import { about as aboutHeading, reason, stateOf } from "./words.js";
 
 // -- states --------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ export function table(columns, rows, { key, label, rowClass, none = "Nothing her
       "table",
       { "aria-label": label },
       h("thead", null, h("tr", null, columns.map(([title, , more]) =>
-        h("th", { scope: "col", title: more?.about, class: more?.class }, more?.head ?? (title || h("span", { class: "hide" }, "Actions")))))),
+        h("th", { scope: "col", title: more?.about ?? aboutHeading(title), class: more?.class }, more?.head ?? (title || h("span", { class: "hide" }, "Actions")))))),
       h(
         "tbody",
         null,
@@ -154,7 +154,7 @@ export function facts(pairs) {
     { class: "facts" },
     pairs
       .filter(([, value]) => value !== "" && value !== null && value !== undefined)
-      .map(([name, value, about]) => h("div", { key: name }, h("dt", { title: about }, name), h("dd", null, value))),
+      .map(([name, value, about]) => h("div", { key: name, title: about ?? aboutHeading(name) }, h("dt", null, name), h("dd", null, value))),
   );
 }
 
@@ -169,6 +169,11 @@ export function meter(value, most, text, tone = "") {
       h("rect", { class: "fill", width: 100 * share, height: 8 })) : null,
     h("span", null, text),
   );
+}
+
+/** An error code, explained on hover. */
+export function errorCode(code) {
+  return code ? h("code", { class: "reason", title: reason(code) }, code) : null;
 }
 
 export function tags(labels) {
@@ -316,7 +321,7 @@ export function jsonTree(value, name, depth = 0) {
   const what = plural(entries.length, Array.isArray(value) ? "item" : "field");
   return h(
     "details",
-    { class: "json", open: depth < 2 && entries.length <= 30 },
+    { class: "json", open: entries.length <= (depth < 2 ? 30 : 3) && depth < 5 },
     h("summary", null, label, h("span", { class: "soft" }, `${open} ${what} ${close}`)),
     entries.slice(0, SHOWN).map(([key, one]) => jsonTree(one, key, depth + 1)),
     entries.length > SHOWN ? h("div", { class: "json soft" }, `and ${count(entries.length - SHOWN)} more; download to see them`) : null,

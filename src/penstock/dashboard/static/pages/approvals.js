@@ -53,7 +53,7 @@ export default async function approvals(ctx) {
         ["Approvals", `${votes.length} of ${terms.needed ?? 1}`, term("approval")],
         ["Approved by", votes.map((vote) => (vote.reason ? `${vote.by} (${vote.reason})` : vote.by)).join(", ")],
         ["Who may approve", (terms.approvers ?? []).join(", ") || "anybody with the role approve"],
-        ["Expires", until(end)],
+        ["Expires", until(end), "The time limit for approvals."],
         ["Snapshot", snapshot, term("snapshot")],
       ]),
       h("details", { open: true }, h("summary", null, "What it would do"), payloadView(inputs.get(job.job_id))),

@@ -29,7 +29,7 @@ export default async function audit(ctx) {
             ["Action", (entry) => link(href({ action: entry.action, cursor: "" }), null, entry.action)],
             ["Subject", (entry) => (entry.subject ? h("code", null, entry.subject) : "")],
             ["Tenant", (entry) => entry.tenant ?? ""],
-            ["Outcome", (entry) => badge(entry.outcome ?? "done")],
+            ["Outcome", (entry) => badge(entry.outcome ?? "done", "audit")],
             ["Detail", (entry) => (entry.detail ? h("span", { class: "message" }, entry.detail) : "")],
           ],
           entries, { key: (entry) => entry.n, label: "Audit log", none: "No entry matches." })),

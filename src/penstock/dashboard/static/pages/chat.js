@@ -75,7 +75,7 @@ export default async function chat(ctx) {
     view: () => [
       h("h1", { tabindex: -1 }, "Chat"),
       models.length
-        ? section("Chat", { key: "chat", class: "card chat", aside: h("label", null, "Model ", h("select", { value: model, onchange: (event) => { model = event.target.value; } }, models.map((one) => h("option", { value: one.id }, one.state && one.state !== "ready" ? `${one.id} (${one.state})` : one.id)))) },
+        ? section("Conversation", { key: "chat", class: "card chat", aside: h("label", null, "Model ", h("select", { value: model, onchange: (event) => { model = event.target.value; } }, models.map((one) => h("option", { value: one.id }, one.state && one.state !== "ready" ? `${one.id} (${one.state})` : one.id)))) },
             h("div", { class: "turns", role: "log", "aria-label": "Conversation", tabindex: 0 },
               turns.length ? turns.map((turn, index) => h("div", { key: index, class: `turn ${turn.role}` }, h("b", null, turn.role === "user" ? ctx.me.name : model), h("p", { class: "message" }, turn.content), turn.note ? h("small", null, turn.note) : null)) : empty("Ask the model something. Every answer is a job: it waits, runs and can be stopped like any other.")),
             h("form", { class: "search", onsubmit: say },

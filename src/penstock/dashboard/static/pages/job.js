@@ -5,7 +5,7 @@ import { diagram, waterfall } from "../charts.js";
 import { h } from "../dom.js";
 import { bytes, count, plural, shortId, span } from "../format.js";
 import { LogView } from "../logs.js";
-import { action, ask, badge, command, copyable, empty, facts, jobLink, link, meter, moment, notify, payloadView, quoted, reasonField, section, since, table, tags, until } from "../parts.js";
+import { action, ask, badge, command, copyable, empty, errorCode, facts, jobLink, link, meter, moment, notify, payloadView, quoted, reasonField, section, since, table, tags, until } from "../parts.js";
 import { UNFINISHED, isLegal, stateOf, term } from "../words.js";
 import { stages } from "./run.js";
 
@@ -31,8 +31,16 @@ export default async function jobPage(ctx, id) {
     tries.sort((a, b) => a.seq - b.seq);
     children = Object.keys(childCounts).length ? (await get("/v1/jobs", { child_of: first, limit: CHILDREN, why: true })) : { jobs: [], why: {} };
     if (before !== job.version) policy = await getOr(null, `${path}/policy`);
-    if (result === undefined && job.state === "SUCCEEDED" && job.result?.result_ptr) result = await quietly(`${path}/result`);
+    if (result === undefined && job.state === "SUCCEEDED" && job.result?.result_ptr) result = withHops(await quietly(`${path}/result`));
     ctx.update();
+  }
+
+  function withHops(found) {
+    try {
+      return /^job\.chat\./.test(job.request.topic) ? { ...found, hops: JSON.parse(found.text).hops } : found;
+    } catch {
+      return found;
+    }
   }
 
   async function quietly(at) {
@@ -43,6 +51,7 @@ export default async function jobPage(ctx, id) {
     }
   }
 
+  const { topics } = ctx.may("submit_job") ? await getOr({ topics: [] }, "/v1/topics/schemas") : { topics: [] };
   await read();
   input = await pointed(job.request.context_ptr).catch((error) => ({ foreign: true, text: error.message }));
 
@@ -78,9 +87,10 @@ export default async function jobPage(ctx, id) {
       whyBox(),
       outcome(),
       section("Lifecycle", { key: "lifecycle", about: "The states that this kind of job can be in, and its way through them." }, way(), journal()),
+      route(),
       run ? section("Stages", { key: "stages", about: term("pipeline") }, runWay(), stages(ctx, run)) : null,
       section("Attempts and children", { key: "waterfall", about: `${term("attempt")} ${term("retry")}` }, timeline(), childTable()),
-      section("Log", { key: "log", about: "What the job wrote." }, log.view()),
+      section("Log", { key: "log", about: term("log") }, log.view()),
       h("div", { class: "columns", key: "details" },
         section("Input", null, payloadView(input)),
         section("Request", null, requestFacts())),
@@ -96,9 +106,15 @@ export default async function jobPage(ctx, id) {
       { class: "title job", key: "title" },
       h("div", null,
         h("h1", { tabindex: -1 }, job.request.topic, " ", badge(job.state)),
-        h("p", { class: "soft line" }, copyable(id), (job.request.try_number ?? 1) > 1 ? h("span", null, `try ${job.request.try_number}`) : null, h("span", null, "accepted ", since(job.accepted_at)), job.request.tenant && !ctx.me.tenant ? h("span", null, `tenant ${job.request.tenant}`) : null)),
+        h("p", { class: "soft line" }, copyable(id), (job.request.try_number ?? 1) > 1 ? h("span", null, `try ${job.request.try_number}`) : null, h("span", null, "accepted ", since(job.accepted_at)), job.request.tenant && !ctx.me.tenant ? h("span", null, `tenant ${job.request.tenant}`) : null),
+        description() ? h("p", null, description()) : null),
       buttons(),
     );
+  }
+
+  /** What jobs of this topic do, in the words of whoever wrote them. */
+  function description() {
+    return topics.find((one) => one.topic === job.request.topic)?.description;
   }
 
   /** Only what is legal now, and what this person may do. */
@@ -161,17 +177,27 @@ export default async function jobPage(ctx, id) {
     const waits = ["PENDING", "SCHEDULED"].includes(job.state);
     const final = stateOf(job.state).final;
     const title = waits ? "Why it waits" : final ? "How it ended" : "What is happening";
-    const told = progress ?? null;
+    const told = progress;
+    const shows = told && !final && told.fraction !== null; // then the sentence need not say how far it is
     return h(
       "section",
       { class: `why-box state-${job.state}`, key: "why", role: "status" },
       h("h2", null, title),
-      h("p", null, job.why || stateOf(job.state).meaning),
-      told && !final && told.fraction !== null ? meter(told.fraction, 1, `${Math.round(told.fraction * 100)}% ${told.message ?? ""}`) : null,
+      h("p", null, final ? ending() : (shows ? job.why.split("; ").at(-1) : job.why) || stateOf(job.state).meaning),
+      shows ? meter(told.fraction, 1, `${Math.round(told.fraction * 100)}% ${told.message ?? ""}`) : null,
       job.hold && !final ? hold() : null,
       job.request.after?.length && waits ? h("p", null, "It runs after: ", job.request.after.map((parent) => [jobLink(parent), " "])) : null,
       job.successor ? h("p", null, "Retried as ", jobLink(job.successor, { whole: true })) : null,
     );
+  }
+
+  /** How it ended; an error is told below, with its traceback. */
+  function ending() {
+    const ran = job.started_at ? `it ran for ${span(job.finished_at - job.started_at)}` : "it never ran";
+    const said = `${stateOf(job.state).meaning} That was ${span(job.finished_at - job.accepted_at)} after it was accepted; ${ran}.`;
+    const message = job.result?.error_message;
+    const code = job.result?.error_code;
+    return ["CANCELLED", "DENIED"].includes(job.state) && message ? [said, h("br"), code === job.state ? null : [errorCode(code), " "], message] : said;
   }
 
   function hold() {
@@ -181,7 +207,7 @@ export default async function jobPage(ctx, id) {
       ["Approvals", `${votes.length} of ${terms.needed ?? 1}`, term("approval")],
       ["Who may approve", (terms.approvers ?? []).join(", ") || "anybody with the role approve"],
       ["Approved by", votes.map((vote) => vote.by).join(", ")],
-      ["Expires", until(end)],
+      ["Expires", until(end), "The time limit for approvals."],
     ]);
   }
 
@@ -192,11 +218,12 @@ export default async function jobPage(ctx, id) {
     if (!end) return null;
     const artifacts = end.artifacts ?? [];
     const failed = job.state !== "SUCCEEDED";
-    const told = end.error_message || end.error_code;
+    const told = !["CANCELLED", "DENIED"].includes(job.state) && (end.error_message || end.error_code);
+    if (failed && !told && !end.traceback && !artifacts.length) return null;
     return section(
       failed ? "Error" : "Result",
-      { key: "outcome", class: `card outcome ${failed ? "bad" : ""}` },
-      told ? h("p", { class: "error" }, h("code", null, end.error_code), " ", h("span", { class: "message" }, end.error_message)) : null,
+      { key: "outcome", about: term("result"), class: `card outcome ${failed ? "bad" : ""}` },
+      told ? h("p", { class: "error" }, errorCode(end.error_code), " ", h("span", { class: "message" }, end.error_message)) : null,
       end.traceback ? h("details", null, h("summary", null, "Traceback"), h("pre", { tabindex: 0 }, end.traceback)) : null,
       job.state === "SUCCEEDED" ? (result ? payloadView(result) : empty("It returned nothing.")) : null,
       artifacts.length ? h("h3", { title: term("artifact") }, "Artifacts") : null,
@@ -204,12 +231,33 @@ export default async function jobPage(ctx, id) {
         [
           ["Name", (one) => h("a", { href: `${path}/artifacts/${one.name.split("/").map(part).join("/")}`, download: one.name.split("/").pop() }, one.name)],
           ["Type", (one) => one.media_type],
-          ["Size", (one) => bytes(one.size), { class: "number" }],
+          ["Size", (one) => bytes(one.size), { class: "number", about: "Of the file." }],
         ],
         artifacts, { key: (one) => one.name, label: "Artifacts" }) : null,
       artifacts.filter((one) => /^image\/(?:png|jpeg|gif|webp)$/.test(one.media_type)).slice(0, 4).map((one) =>
         h("img", { class: "result", key: one.name, alt: one.name, src: `${path}/artifacts/${one.name.split("/").map(part).join("/")}` })),
     );
+  }
+
+  // -- its way over the nodes of a split model --------------------------------------------------
+
+  function route() {
+    const hops = result?.hops;
+    if (!hops?.length) return null;
+    const longest = Math.max(...hops.map((hop) => hop.compute_ms + hop.queue_ms + hop.network_ms));
+    const each = (field) => (hop) => span(hop[field] / 1000);
+    return section("Route over nodes", { key: "route", about: term("route") },
+      table(
+        [
+          ["Node", (hop) => hop.node],
+          ["Layers", (hop) => hop.layers],
+          ["Time", (hop) => meter(hop.compute_ms + hop.queue_ms + hop.network_ms, longest, span((hop.compute_ms + hop.queue_ms + hop.network_ms) / 1000)), { about: "All that this hop took, over all tokens." }],
+          ["Compute", each("compute_ms"), { class: "number", about: "Time in which the node computed." }],
+          ["Queue", each("queue_ms"), { class: "number", about: "From arrival at the node to the beginning of its computation." }],
+          ["Network", each("network_ms"), { class: "number", about: "On the way to the node." }],
+          ["Passes", (hop) => count(hop.passes), { class: "number", about: "How often the job went through it." }],
+        ],
+        hops, { key: (hop) => `${hop.node} ${hop.layers}`, label: "Route over nodes" }));
   }
 
   // -- its way ---------------------------------------------------------------------------------
@@ -246,11 +294,11 @@ export default async function jobPage(ctx, id) {
       table(
         [
           ["Time", (entry) => moment(entry.at)],
-          ["After", (entry) => (entry.n === 1 ? "" : `+${span(entry.at - history[0].at)}`), { class: "number" }],
+          ["After", (entry) => (entry.n === 1 ? "" : `+${span(entry.at - history[0].at)}`), { class: "number", about: "Since the job was accepted." }],
           ["Event", (entry) => entry.event],
           ["State", (entry) => (entry.before === entry.after ? h("span", { class: "soft" }, entry.after) : badge(entry.after))],
           ["Attempt", (entry) => entry.attempt || "", { class: "number", about: term("attempt") }],
-          ["By", (entry) => entry.actor],
+          ["By", (entry) => entry.actor, { class: "by" }],
           ["Reason", (entry) => entry.reason ? h("span", { class: "message" }, entry.reason) : entry.worker_id ? `to ${entry.worker_id}` : ""],
         ],
         history, { key: (entry) => entry.n, label: "History" }));
@@ -326,7 +374,7 @@ export default async function jobPage(ctx, id) {
       ["Pool", job.pool ?? "", term("pool")],
       ["Attempt", job.attempt || "", term("attempt")],
       ["Timeout", request.timeout ? span(request.timeout) : ""],
-      ["Not before", request.run_at ? moment(request.run_at) : ""],
+      ["Not before", request.run_at ? moment(request.run_at) : "", "It does not start before."],
       ["Deadline", request.deadline ? moment(request.deadline) : ""],
       ["Retries", request.retry?.retries ? `up to ${request.retry.retries}` : "", term("retry")],
       ["Idempotent", request.idempotent ? "yes" : "", "Safe to run again."],
@@ -353,7 +401,7 @@ export default async function jobPage(ctx, id) {
       ]),
       policy.trace.length ? h("details", null, h("summary", null, `How the rules in force judge it: ${plural(policy.trace.length, "rule")} tried`),
         policy.trace.map((rule) => h("div", { class: "trace", key: rule.rule_id },
-          h("p", null, rule.matched ? badge("OK") : badge("SKIPPED"), " ", h("b", null, rule.rule_id), rule.matched ? " matches" : " does not match"),
+          h("p", null, badge(rule.matched ? "OK" : "SKIPPED", "rule"), " ", h("b", null, rule.rule_id), rule.matched ? " matches" : " does not match"),
           rule.conditions.length ? table([["Field", (one) => one.field], ["Wanted", (one) => h("code", null, one.wanted)], ["Found", (one) => h("code", null, one.found)], ["Matches", (one) => (one.matched ? "yes" : "no")]], rule.conditions, { key: (one) => one.field, label: `Conditions of ${rule.rule_id}` }) : null))) : null,
     );
   }

@@ -3,7 +3,7 @@
 import { get, getOr, part, post } from "../api.js";
 import { h } from "../dom.js";
 import { compact, count, plural } from "../format.js";
-import { ask, badge, command, copyable, empty, icon, jobLink, link, notify, quoted, reasonField, runTime, since } from "../parts.js";
+import { ask, badge, command, empty, errorCode, icon, jobLink, link, notify, quoted, reasonField, runTime, since, tags } from "../parts.js";
 import { STATES, UNFINISHED, stateOf, term } from "../words.js";
 
 const PAGE = 50;
@@ -14,11 +14,12 @@ const TIMES = [
   ["24h", "last 24 hours"],
   ["7d", "last 7 days"],
 ];
+const SEARCHED = "The search box takes an id or its beginning, part of an id as *7zka*, part of a topic, or label=value. It does not look into inputs, logs and error messages: the overview groups failures by error.";
 const SECONDS = { m: 60, h: 3600, d: 86_400 };
 const SIMPLE = ["topic", "tenant", "principal", "schedule", "workflow_id", "parent_job_id", "child_of"];
 
-/** The filter of the API that a URL of this page stands for. */
-export function filterOf(query) {
+/** The filter of the API that a URL of this page stands for. `topics` are those that are known. */
+export function filterOf(query, topics = []) {
   const filter = {};
   for (const name of SIMPLE) if (query.get(name)) filter[name] = query.get(name);
   if (query.getAll("state").length) filter.state = query.getAll("state");
@@ -29,6 +30,7 @@ export function filterOf(query) {
   const text = (query.get("q") ?? "").trim();
   if (/^[^=\s]+=./.test(text)) filter.label = [...(filter.label ?? []), text];
   else if (text.startsWith("job.")) filter.topic = /[*?[]/.test(text) ? text : `${text}*`;
+  else if (text && topics.some((topic) => topic.includes(text))) filter.topic = `*${text}*`;
   else if (text) filter.job_id = /[*?[]/.test(text) ? text : `${text}*`;
   return filter;
 }
@@ -45,14 +47,15 @@ function optionsOf(filter) {
 }
 
 export default async function jobs(ctx) {
-  const filter = filterOf(ctx.query);
+  const [counts, schemas] = await Promise.all([get("/v1/counts"), ctx.may("submit_job") ? getOr({ topics: [] }, "/v1/topics/schemas") : { topics: [] }]);
+  const topics = [...new Set([...schemas.topics.map((one) => one.topic), ...Object.keys(counts.topics)])].sort();
+  const about = new Map(schemas.topics.map((one) => [one.topic, one.description || null]));
+  const filter = filterOf(ctx.query, topics);
   const dead = ctx.query.get("dead") === "true";
   const cursor = ctx.query.get("cursor");
   const isFirst = !cursor;
   let rows, next, total, why;
   let fresh = 0;
-  const counts = await get("/v1/counts");
-
   const list = (more = {}) => get("/v1/jobs", { ...filter, dead, limit: PAGE, cursor, why: true, ...more });
 
   async function read() {
@@ -129,18 +132,31 @@ export default async function jobs(ctx) {
     change(query);
     ctx.go(`/dashboard/jobs?${query}`);
   };
+  const FIELDS = { topic: topics, tenant: null, label: null };
+  function search(event) {
+    event.preventDefault();
+    const given = new FormData(event.target);
+    go((query) => {
+      const text = given.get("q").trim();
+      text ? query.set("q", text) : query.delete("q");
+      for (const name of Object.keys(FIELDS)) {
+        const value = given.get(name)?.trim();
+        if (value) name === "label" ? query.append(name, value) : query.set(name, value);
+      }
+    });
+  }
   const setOne = (name) => (event) => go((query) => (event.target.value ? query.set(name, event.target.value) : query.delete(name)));
 
   return {
     title: dead ? "Dead letters" : "Jobs",
     key: "jobs",
     view: () => [
-      h("div", { class: "title" }, h("h1", { tabindex: -1 }, dead ? "Dead letters" : "Jobs"), bulk()),
+      h("div", { class: "title" }, h("h1", { tabindex: -1, title: dead ? term("dead letter") : null }, dead ? "Dead letters" : "Jobs"), bulk()),
       filters(),
       h("p", { class: "line", role: "status" },
         total ? h("span", null, total.exact ? plural(total.count, "job") : `more than ${plural(total.count, "job")}`) : null,
         fresh ? h("button", { class: "fresh", type: "button", onclick: read }, `Show ${count(fresh)}${fresh === PAGE ? " or more" : ""} new`) : null),
-      rows.length ? listing() : empty(isFirst && !Object.keys(filter).length && !dead ? ["No job yet. ", link("/dashboard/submit", null, "Submit one"), ", or run ", h("code", null, "penstock submit TOPIC --input '{…}'"), "."] : "No job matches. Take a filter away to see more."),
+      rows.length ? listing() : empty(isFirst && !Object.keys(filter).length && !dead ? ["No job yet. ", link("/dashboard/submit", null, "Submit one"), ", or run ", h("code", null, "penstock submit TOPIC --input '{…}'"), "."] : ["No job matches. Take a filter away to see more.", ctx.query.get("q") ? ` ${SEARCHED}` : ""]),
       h("nav", { class: "pages", "aria-label": "Pages of the list" },
         isFirst ? null : link(href((query) => query.delete("cursor")), null, "« Newest"),
         next ? link(href((query) => query.set("cursor", next)), null, "Older »") : null),
@@ -170,8 +186,12 @@ export default async function jobs(ctx) {
         h("li", { key: state }, link(toggle(state), { class: `chip state-${state}`, "aria-current": chosen.has(state) ? "true" : null, title: stateOf(state).meaning }, icon(state), state, " ", h("span", { class: "soft" }, compact(counts.states[state] ?? 0)))))),
       h(
         "form",
-        { class: "search", role: "search", onsubmit: (event) => { event.preventDefault(); go((query) => { const text = new FormData(event.target).get("q").trim(); text ? query.set("q", text) : query.delete("q"); }); } },
-        h("input", { type: "search", name: "q", value: ctx.query.get("q") ?? "", "aria-label": "Search by id, topic or label", placeholder: "beginning of an id, *part of it*, job.topic.* or label=value  ( / )", autocomplete: "off", spellcheck: "false" }),
+        { class: "search", role: "search", key: location.search, onsubmit: search },
+        h("input", { type: "search", name: "q", value: ctx.query.get("q") ?? "", "aria-label": "Search by id, topic or label", placeholder: "id, topic or label  ( / )", title: SEARCHED, autocomplete: "off", spellcheck: "false" }),
+        h("input", { name: "topic", list: "topics", "aria-label": "Topic", placeholder: "topic", title: `${term("topic")} As job.text.*`, autocomplete: "off", spellcheck: "false" }),
+        h("datalist", { id: "topics" }, topics.map((topic) => h("option", { key: topic, value: topic }))),
+        ctx.me.tenant ? null : h("input", { name: "tenant", "aria-label": "Tenant", placeholder: "tenant", title: term("tenant"), autocomplete: "off", spellcheck: "false" }),
+        h("input", { name: "label", "aria-label": "Label", placeholder: "label=value", title: term("label"), pattern: "[^=\\s]+=.*", autocomplete: "off", spellcheck: "false" }),
         h("select", { "aria-label": "Accepted", value: ctx.query.get("since") ?? "", onchange: setOne("since") }, TIMES.map(([value, text]) => h("option", { value }, text))),
         h("select", { "aria-label": "Which jobs", value: dead ? "dead" : ctx.query.get("awaiting_approval") ? "approval" : "", onchange: (event) => go((query) => { query.delete("dead"); query.delete("awaiting_approval"); if (event.target.value === "dead") query.set("dead", "true"); if (event.target.value === "approval") query.set("awaiting_approval", "true"); }) },
           h("option", { value: "" }, "all jobs"), h("option", { value: "dead" }, "dead letters"), h("option", { value: "approval" }, "awaiting approval")),
@@ -196,19 +216,19 @@ export default async function jobs(ctx) {
       h(
         "table",
         { class: "jobs", "aria-label": "Jobs" },
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, "State"), h("th", { scope: "col" }, "Job"), h("th", { scope: "col", title: term("topic") }, "Topic"), showTenant ? h("th", { scope: "col", title: term("tenant") }, "Tenant") : null, showTries ? h("th", { scope: "col", title: term("retry"), class: "number" }, "Tries") : null, h("th", { scope: "col", class: "number" }, "Age"), h("th", { scope: "col", class: "number", title: "How long it ran" }, "Took"), h("th", { scope: "col" }, "Why"))),
+        h("thead", null, h("tr", null, h("th", { scope: "col", title: term("state") }, "State"), h("th", { scope: "col", title: term("job") }, "Job"), h("th", { scope: "col", title: term("topic") }, "Topic"), showTenant ? h("th", { scope: "col", title: term("tenant") }, "Tenant") : null, showTries ? h("th", { scope: "col", title: term("try"), class: "number" }, "Tries") : null, h("th", { scope: "col", class: "number", title: term("age") }, "Age"), h("th", { scope: "col", class: "number", title: term("run time") }, "Took"), h("th", { scope: "col", title: "Why it waits, what is happening, or how it ended; if there is nothing to say, what jobs of its topic do." }, "Why, or what it does"))),
         h("tbody", null, rows.map((job) =>
           h(
             "tr",
             { key: chain(job), class: job.left ? "left" : null, title: job.left ? "It no longer matches the filter." : null },
             h("td", { "data-title": "State" }, badge(job.state)),
             h("td", { "data-title": "Job" }, jobLink(job.job_id)),
-            h("td", { "data-title": "Topic" }, job.request.topic),
+            h("td", { "data-title": "Topic", title: about.get(job.request.topic) }, job.request.topic, job.request.labels && Object.keys(job.request.labels).length ? h("div", null, tags(job.request.labels)) : null),
             showTenant ? h("td", { "data-title": "Tenant" }, job.request.tenant ?? "default") : null,
             showTries ? h("td", { "data-title": "Tries", class: "number" }, job.request.try_number ?? 1) : null,
             h("td", { "data-title": "Age", class: "number" }, since(job.accepted_at)),
             h("td", { "data-title": "Took", class: "number" }, runTime(job)),
-            h("td", { "data-title": "Why", class: "why" }, note(job) ? h("div", { class: "clamp" }, note(job)) : ""),
+            h("td", { "data-title": "Why", class: "why" }, h("div", { class: "clamp" }, note(job) || about.get(job.request.topic))),
           ))),
       ),
     );
@@ -218,7 +238,7 @@ export default async function jobs(ctx) {
     if (why[job.job_id] && !job.finished_at) return why[job.job_id];
     const result = job.result;
     if (!result) return "";
-    return [result.error_code === job.state ? "" : result.error_code, result.error_message].filter(Boolean).join(": ");
+    return result.error_code && result.error_code !== job.state ? [errorCode(result.error_code), ` ${result.error_message ?? ""}`] : result.error_message ?? "";
   }
 
   // -- many at once ----------------------------------------------------------------------------

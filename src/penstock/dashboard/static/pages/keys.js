@@ -53,7 +53,7 @@ export default async function keysPage(ctx) {
           [
             ["Name", (key) => h("b", null, key.name), { about: term("principal") }],
             ["Id", (key) => h("code", null, key.key_id)],
-            ["State", (key) => badge(state(key))],
+            ["State", (key) => badge(state(key), "key")],
             ["Roles", (key) => key.roles.map((role) => h("span", { class: "tag", key: role, title: ROLES[role] }, role))],
             ["Tenant", (key) => key.tenant ?? "all", { about: term("tenant") }],
             ["Created", (key) => since(key.created_at)],

@@ -1,10 +1,11 @@
 // Language models, and the nodes over which models are split.
 
 import { get, getOr } from "../api.js";
+import { key } from "../charts.js";
 import { h } from "../dom.js";
-import { bytes, compact, count, percent } from "../format.js";
+import { bytes, compact, count, percent, span } from "../format.js";
 import { badge, copyable, empty, link, meter, section, table } from "../parts.js";
-import { UNFINISHED } from "../words.js";
+import { UNFINISHED, term } from "../words.js";
 
 export default async function models(ctx) {
   let list, status, counts, pipes, workers;
@@ -58,6 +59,11 @@ export default async function models(ctx) {
     return measured == null ? "" : measured.toFixed(1);
   };
 
+  const firstToken = (model) => {
+    const milliseconds = status.models[topicOf(model)]?.first_token_ms;
+    return milliseconds ? span(milliseconds / 1000) : "";
+  };
+
   return {
     title: "Models",
     view: () => [
@@ -66,18 +72,19 @@ export default async function models(ctx) {
         table(
           [
             ["Model", (model) => link(`/dashboard/chat?model=${encodeURIComponent(model.id)}`, { title: "Chat with it" }, model.id)],
-            ["Health", (model) => h("span", { title: model.cause ?? null }, badge(model.state === "ill" ? "FAILED" : model.state === "gone" ? "IDLE" : model.state ?? "READY"), model.cause ? h("span", { class: "message" }, ` ${model.cause}`) : null)],
+            ["Health", (model) => h("span", null, badge(model.state ?? "READY", "model"), model.cause ? h("span", { class: "message" }, ` ${model.cause}`) : null)],
             ["Waiting", (model) => count(queue(model, UNFINISHED.slice(0, 2))), { class: "number" }],
             ["Running", (model) => count(queue(model, UNFINISHED.slice(2))), { class: "number" }],
-            ["Tokens/s", (model) => rate(model), { class: "number", about: "Tokens generated a second, since this page last looked." }],
-            ["Context", (model) => (model.context_length ? `${count(model.context_length)} tokens` : ""), { class: "number" }],
+            ["Tokens/s", (model) => rate(model), { class: "number" }],
+            ["First token", (model) => firstToken(model), { class: "number", about: term("time to first token") }],
+            ["Context", (model) => (model.context_length ? `${count(model.context_length)} tokens` : ""), { class: "number", about: "Its window of tokens, prompt and answer." }],
             ["Parameters", (model) => (status.models[topicOf(model)]?.parameters ? compact(status.models[topicOf(model)].parameters) : ""), { class: "number" }],
-            ["Size", (model) => (status.models[topicOf(model)]?.size ? bytes(status.models[topicOf(model)].size) : ""), { class: "number" }],
+            ["Size", (model) => (status.models[topicOf(model)]?.size ? bytes(status.models[topicOf(model)].size) : ""), { class: "number", about: "Of its weights." }],
             ["Kind", (model) => [status.models[topicOf(model)]?.architecture, status.models[topicOf(model)]?.quantisation].filter(Boolean).join(", ")],
           ],
           list, { key: (model) => model.id, label: "Language models", none: ["No language model is served. Start one: ", copyable("penstock up --model NAME")] })),
       pipes.pipes.map(pipeCard),
-      pipes.nodes.length ? nodeTable() : section("Nodes", { key: "nodes", about: "Processes that hold layers of a split model." }, empty("No model is split over nodes here.")),
+      pipes.nodes.length ? nodeTable() : section("Nodes", { key: "nodes", about: term("node") }, empty("No model is split over nodes here. Start a node: ", copyable("penstock node up --model NAME"))),
     ],
   };
 
@@ -88,7 +95,7 @@ export default async function models(ctx) {
     const x = (layer) => `${(layer / Math.max(1, pipe.num_layers)) * 100}%`;
     return section(
       `${pipe.model} over nodes`,
-      { key: pipe.model, aside: badge(pipe.complete ? "READY" : "MISSING") },
+      { key: pipe.model, about: term("pipe"), aside: badge(pipe.complete ? "COMPLETE" : "INCOMPLETE", "pipe") },
       pipe.complete ? h("p", null, `A job's route: ${pipe.hops.map((hop) => `${hop.node_id} (layers ${hop.layers})`).join(" → ")}; a token is expected to take ${pipe.token_ms.toFixed(1)} ms.`) : h("p", { class: "problem" }, `${pipe.reason || "Not complete"}${pipe.missing ? `. Missing layers: ${pipe.missing}` : ""}`),
       h("div", { class: "waterfall" }, holders.map(({ node, segment }) =>
         h("div", { class: "row", key: `${node.node_id} ${segment.layers}` },
@@ -96,21 +103,21 @@ export default async function models(ctx) {
           h("svg", { class: "bars", role: "img", "aria-label": `layers ${segment.layers} of ${pipe.num_layers}, ${segment.state}` },
             h("rect", { class: `bar state-${segment.state === "ready" ? (used.has(`${node.node_id} ${segment.layers}`) ? "RUNNING" : "SUCCEEDED") : "DISPATCHED"}`, x: x(segment.start), width: x(segment.end - segment.start), y: 4, height: 14, rx: 2 }, h("title", null, `layers ${segment.layers}, ${segment.dtype}, ${segment.layer_ms.toFixed(2)} ms a layer`))),
           h("div", { class: "took" }, segment.layers)))),
-      h("p", { class: "soft" }, "Blue: on the route of a job that begins now. Green: ready. Light: being read."),
+      h("p", { class: "line" }, key("route", "state-RUNNING", "on the route of a job that begins now"), key("ready", "state-SUCCEEDED", "ready"), key("loading", "state-DISPATCHED", "being read")),
     );
   }
 
   function nodeTable() {
-    return section("Nodes", { key: "nodes", about: "Processes that hold layers of a split model." },
+    return section("Nodes", { key: "nodes", about: term("node") },
       table(
         [
           ["Node", (node) => h("b", { title: node.address }, node.node_id)],
-          ["State", (node) => badge(node.state)],
-          ["Jobs", (node) => `${count(node.jobs)}${node.waiting ? `, ${count(node.waiting)} wait` : ""}`, { class: "number" }],
+          ["State", (node) => badge(node.state, "node")],
+          ["Jobs", (node) => `${count(node.jobs)}${node.waiting ? `, ${count(node.waiting)} wait` : ""}`, { class: "number", about: "Jobs that it computes for, and that wait for room in its cache." }],
           ["Tokens/s", (node) => node.tokens_per_s.toFixed(1), { class: "number" }],
           ["Busy", (node) => meter(node.busy, 1, percent(node.busy))],
           ["Cache", (node) => meter(node.cache_used, node.cache_total, `${bytes(node.cache_used)} of ${bytes(node.cache_total)}`)],
-          ["Weights", (node) => bytes(node.weights), { class: "number" }],
+          ["Weights", (node) => bytes(node.weights), { class: "number", about: "Memory that the weights of its layers take." }],
           ["Links", (node) => Object.entries(node.links).map(([other, ms]) => h("span", { class: "tag", key: other }, `${other} ${ms.toFixed(1)} ms`))],
         ],
         pipes.nodes, { key: (node) => node.node_id, label: "Nodes" }));

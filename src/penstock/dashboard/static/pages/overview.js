@@ -4,7 +4,7 @@ import { get, getOr } from "../api.js";
 import { lines, stack } from "../charts.js";
 import { h } from "../dom.js";
 import { clock, compact, count, percent, plural, span } from "../format.js";
-import { badge, empty, icon, link, meter, section, table } from "../parts.js";
+import { badge, copyable, empty, errorCode, icon, link, meter, section, table } from "../parts.js";
 import { ENDS, STATES, UNFINISHED, stateOf, term } from "../words.js";
 
 const RANGES = [
@@ -16,7 +16,8 @@ const RANGES = [
 const BARS = 60;
 
 export default async function overview(ctx) {
-  const minutes = Number(ctx.query.get("minutes")) || 60;
+  let minutes = Number(ctx.query.get("minutes"));
+  if (!minutes) minutes = await recent();
   let status, counts, timeline, pools, workers, dead;
   const none = { pools: [], workers: [] };
 
@@ -78,7 +79,7 @@ export default async function overview(ctx) {
 
   function needs() {
     const list = [];
-    const add = (tone, href, ...text) => list.push(h("li", { key: String(text[0]) + list.length, class: tone }, href ? link(href, null, ...text) : h("span", null, ...text)));
+    const add = (tone, href, ...text) => list.push(h("li", { key: String(text[0]) + list.length, class: tone, title: tone === "bad" && href.endsWith("dead=true") ? term("dead letter") : null }, href ? link(href, null, ...text) : h("span", null, ...text)));
     if (status.awaiting_approval) add("wait", "/dashboard/approvals", h("b", null, plural(status.awaiting_approval, "job")), ` ${status.awaiting_approval === 1 ? "awaits" : "await"} approval`);
     if (dead.total.count) add("bad", "/dashboard/jobs?dead=true", h("b", null, `${count(dead.total.count)}${dead.total.exact ? "" : "+"} dead ${dead.total.count === 1 ? "letter" : "letters"}`), ": ended FAILED or TIMEOUT, not retried");
     for (const pool of status.paused_pools) add("wait", "/dashboard/workers", "Pool ", h("b", null, pool), " is paused: its jobs wait");
@@ -115,34 +116,33 @@ export default async function overview(ctx) {
     const total = timeline.total;
     const ended = Object.values(total.ended).reduce((sum, n) => sum + n, 0);
     const good = total.ended.SUCCEEDED ?? 0;
-    const unfinished = backlog(points, UNFINISHED.reduce((sum, state) => sum + (counts.states[state] ?? 0), 0));
     const when = (point) => clock(point.at, { millis: false });
     return section(
       "Over time",
       { key: "time", class: "card wide", aside: h("div", { class: "choices", role: "group", "aria-label": "Time" }, RANGES.map(([value, text]) =>
         link(`/dashboard/?minutes=${value}`, { key: value, "aria-current": value === minutes ? "true" : null }, text))) },
       h("dl", { class: "numbers" },
-        number("Ended", compact(ended), "Jobs that ended in this time; a job and its retries are one."),
-        number("Per minute", (ended / minutes).toFixed(ended / minutes < 10 ? 1 : 0), "Average over this time."),
-        number("Succeeded", ended ? percent(good / ended) : "–", "Share of the jobs that ended."),
+        number("Ended", compact(ended), `Jobs that ended in this time. ${term("try")}`),
+        number("Per minute", (ended / minutes).toFixed(ended / minutes < 10 ? 1 : 0), term("throughput")),
+        number("Succeeded", ended ? percent(good / ended) : "–", term("success rate")),
         number("Retried", compact(total.retried), term("retry")),
-        number("Wait p50", total.wait_p50 === null ? "–" : span(total.wait_p50), "Half of the jobs waited no longer than this before they started."),
-        number("Wait p99", total.wait_p99 === null ? "–" : span(total.wait_p99), "99 of 100 jobs waited no longer than this before they started.")),
+        number("Wait p50", total.wait_p50 === null ? "–" : span(total.wait_p50), term("p50")),
+        number("Wait p99", total.wait_p99 === null ? "–" : span(total.wait_p99), term("p99"))),
       h("div", { class: "charts" },
-        h("div", null, h("h3", null, "Ended, by state"),
+        h("div", null, h("h3", { title: term("final") }, "Ended, by state"),
           stack(points.map((point) => ({ at: point.at, parts: point.ended })), ENDS, {
             label: "Jobs that ended, by state",
             tip: (point) => [when(point), ...ENDS.filter((state) => point.parts[state]).map((state) => `${count(point.parts[state])} ${state}`)].join("\n"),
           })),
-        h("div", null, h("h3", null, "Unfinished, and submitted"),
-          lines(points, [
-            { name: "unfinished", className: "accent", values: unfinished },
-            { name: "submitted", className: "state-SCHEDULED", values: points.map((point) => point.submitted) },
-          ], { label: "Unfinished and submitted jobs", unit: (value) => (Number.isInteger(value) ? compact(value) : ""), tip: (point, index) => `${when(point)}\n${count(unfinished[index])} unfinished\n${count(point.submitted)} submitted` })),
+        h("div", null, h("h3", { title: term("unfinished") }, "Unfinished, by state"),
+          stack(points.map((point) => ({ ...point, parts: point.open })), UNFINISHED, {
+            label: "Unfinished jobs, by state",
+            tip: (point) => [when(point), ...UNFINISHED.filter((state) => point.parts[state]).map((state) => `${count(point.parts[state])} ${state}`), `${count(point.submitted)} submitted in this time`].join("\n"),
+          })),
         h("div", null, h("h3", { title: "From when a job may start until it starts." }, "Waiting time"),
           lines(points, [
-            { name: "p50", className: "accent", values: points.map((point) => point.wait_p50) },
-            { name: "p99", className: "state-TIMEOUT", values: points.map((point) => point.wait_p99) },
+            { name: "p50", className: "accent", about: term("p50"), values: points.map((point) => point.wait_p50) },
+            { name: "p99", className: "state-TIMEOUT", about: term("p99"), values: points.map((point) => point.wait_p99) },
           ], { label: "Waiting time of jobs that started", tip: (point) => (point.wait_p50 === null ? `${when(point)}\nno job started` : `${when(point)}\np50 ${span(point.wait_p50)}\np99 ${span(point.wait_p99)}`) }))),
     );
   }
@@ -160,13 +160,14 @@ export default async function overview(ctx) {
       { key: "failures", about: "Tries that did not succeed in the chosen time, with their error codes." },
       table(
         [
-          ["Error", (one) => h("code", null, one.error_code || "–")],
-          ["Topic", (one) => link(`/dashboard/jobs?dead=true&topic=${encodeURIComponent(one.topic)}`, null, one.topic)],
-          ["Tries", (one) => meter(one.count, most, count(one.count), "bad")],
+          ["Error", (one) => errorCode(one.error_code) ?? "–"],
+          ["Topic", (one) => link(`/dashboard/jobs?topic=${encodeURIComponent(one.topic)}&${ENDS.slice(1).map((state) => `state=${state}`).join("&")}`, null, one.topic)],
+          ["Tries", (one) => meter(one.count, most, count(one.count), "bad"), { about: "Tries that ended so, in the chosen time." }],
         ],
         timeline.failures.slice(0, 10),
         { key: (one) => `${one.topic} ${one.error_code}`, label: "Failures by reason", none: "No try failed in this time." },
       ),
+      timeline.failures.length > 10 ? empty(`and ${count(timeline.failures.length - 10)} more`) : null,
     );
   }
 
@@ -178,7 +179,7 @@ export default async function overview(ctx) {
       table(
         [
           ["Topic", ([topic]) => link(`/dashboard/jobs?topic=${encodeURIComponent(topic)}&${UNFINISHED.map((state) => `state=${state}`).join("&")}`, null, topic)],
-          ...UNFINISHED.map((state) => [state, ([, states]) => (states[state] ? count(states[state]) : ""), { class: "number", head: h("span", { class: `state-${state} head` }, icon(state), h("span", { class: "hide" }, state)), about: `${state}: ${stateOf(state).meaning}` }]),
+          ...UNFINISHED.map((state) => [state, ([, states]) => (states[state] ? count(states[state]) : ""), { class: "number", head: h("span", { class: `state-${state} head` }, state), about: `${state}: ${stateOf(state).meaning}` }]),
         ],
         rows.slice(0, 10),
         { key: ([topic]) => topic, label: "Unfinished jobs by topic", none: "No job is unfinished." },
@@ -195,12 +196,12 @@ export default async function overview(ctx) {
       table(
         [
           ["Worker", (one) => h("span", null, one.worker_id, one.local ? h("span", { class: "tag" }, "in the engine") : null)],
-          ["Pool", (one) => h("span", null, one.pool, pools.find((pool) => pool.name === one.pool)?.paused ? badge("PAUSED") : null)],
-          ["State", (one) => badge(one.status)],
-          ["Load", (one) => meter(one.held, one.slots, `${count(one.held)} of ${plural(one.slots, "slot")}`), { about: term("slot") }],
+          ["Pool", (one) => h("span", null, one.pool, pools.find((pool) => pool.name === one.pool)?.paused ? badge("PAUSED", "pool") : null)],
+          ["State", (one) => badge(one.status, "worker")],
+          ["Load", (one) => meter(one.held, one.slots, `${count(one.held)} of ${plural(one.slots, "slot")}`), { about: `${term("load")} ${term("slot")}` }],
         ],
         workers.slice(0, 20),
-        { key: (one) => one.worker_id, label: "Workers", none: "No worker is connected. Start one: penstock worker start --app MODULE:APP" },
+        { key: (one) => one.worker_id, label: "Workers", none: ["No worker is connected. Start one: ", copyable("penstock worker start --app MODULE:APP")] },
       ),
       workers.length > 20 ? empty(`and ${count(workers.length - 20)} more`) : null,
     );
@@ -222,6 +223,7 @@ function grouped(points, size) {
       at: some[0].at,
       submitted: some.reduce((all, point) => all + point.submitted, 0),
       ended,
+      open: some.at(-1).open,
       wait_p50: most("wait_p50"),
       wait_p99: most("wait_p99"),
     });
@@ -229,13 +231,9 @@ function grouped(points, size) {
   return found;
 }
 
-/** How many jobs were unfinished at the end of each point, counted back from now. */
-function backlog(points, now) {
-  const values = [];
-  let at = now;
-  for (const point of [...points].reverse()) {
-    values.unshift(Math.max(0, at));
-    at += sum(point.ended) - point.submitted;
-  }
-  return values;
+/** The shortest range that has all that happened today, at most an hour: a new engine's charts are not mostly empty. */
+async function recent() {
+  const { points } = await get("/v1/timeline", { minutes: 60 });
+  const first = points.findIndex((point) => point.submitted || sum(point.ended) || sum(point.open));
+  return first >= 60 - RANGES[0][0] ? RANGES[0][0] : 60;
 }

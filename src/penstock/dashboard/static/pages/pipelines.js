@@ -4,7 +4,7 @@ import { get, part, post } from "../api.js";
 import { h } from "../dom.js";
 import { fieldView, fieldsOf, valueOf } from "../forms.js";
 import { ago, count, span } from "../format.js";
-import { badge, empty, explain, jobLink, link, section, since, table } from "../parts.js";
+import { badge, empty, explain, jobLink, section, since, table } from "../parts.js";
 import { stateOf, term } from "../words.js";
 
 const SHOWN = 30;
@@ -74,17 +74,35 @@ export default async function pipelinesPage(ctx) {
       pipeline.doc ? h("p", null, pipeline.doc) : null,
       h("ol", { class: "stages" }, pipeline.stages.map((stage) => h("li", { key: stage.name, title: stage.doc || null }, h("b", null, stage.name), h("span", { class: "soft" }, ` ${stage.kind}${stage.concurrency > 1 ? `, ${stage.concurrency} at once` : ""}`)))),
       own.length
-        ? h("div", null, h("h3", null, `Last ${own.length === 1 ? "run" : `${own.length} runs`}: how long each took`),
-            h("svg", { class: "history", viewBox: `0 0 ${SHOWN * 12} 44`, width: SHOWN * 12, height: 44, role: "group", "aria-label": "Durations of the last runs" }, own.map((run, index) => {
-              const height = Math.max(3, (took(run) / longest) * 42);
-              return h("a", { key: run.job_id, href: `/dashboard/jobs/${part(run.job_id)}`, "aria-label": `${run.status}, ${span(took(run))}` }, h("rect", { class: `bar state-${stateOf(run.status, "pipeline").name}`, x: index * 12, y: 44 - height, width: 9, height, rx: 1 }, h("title", null, `${run.status}, ${span(took(run))}, ${ago(run.created_at)}`)));
-            })))
+        ? h("div", null, h("h3", { title: "A bar for each run, the newest on the right: how long it took, and how it ended. All have one scale." }, `Time of the last ${own.length === 1 ? "run" : `${own.length} runs`}, whole and by stage`),
+            h("div", { class: "multiples" },
+              history("whole run", own, longest, (run) => ({ seconds: took(run), status: run.status })),
+              pipeline.stages.map(({ name }) => history(name, own, longest, (run) => ({ seconds: (run.stage_progress[name]?.duration_ms ?? 0) / 1000, status: run.stage_progress[name]?.status ?? "pending", items: run.stage_progress[name] })))))
         : empty("It has not run yet."),
       ctx.may("start_pipeline")
         ? h("details", null, h("summary", null, "Start a run"),
             h("form", { onsubmit: (event) => start(event, pipeline, fields) }, fields.map((field) => fieldView(field)), problem[pipeline.name] ? h("p", { class: "problem", role: "alert" }, problem[pipeline.name]) : null, h("button", { class: "primary" }, "Start")))
         : null,
     );
+  }
+
+  /** One of the small multiples: a bar for each run. */
+  function history(name, own, longest, look) {
+    const slots = Math.max(10, own.length);
+    const step = 180 / slots;
+    return h("figure", { key: name },
+      h("figcaption", null, name),
+      h("svg", { class: "history", viewBox: "0 0 180 36", width: 180, height: 36, role: "group", "aria-label": `Times of ${name}` },
+        h("line", { class: "grid", x1: 0, x2: 180, y1: 35.5, y2: 35.5 }),
+        own.map((run, index) => {
+          const { seconds, status, items: stage } = look(run);
+          const height = seconds ? Math.max(2, (seconds / longest) * 34) : 0;
+          const told = `${stateOf(status).name}, ${span(seconds)}${stage ? `, ${count(stage.ok)} ok${stage.failed ? `, ${count(stage.failed)} failed` : ""}` : ""}`;
+          const x = index * step;
+          return h("a", { key: run.job_id, href: `/dashboard/jobs/${part(run.job_id)}`, "aria-label": `${name}: ${told}` },
+            h("rect", { class: "hit", x, y: 0, width: step, height: 36 }, h("title", null, `${told}, ${ago(run.created_at)}`)),
+            h("rect", { class: `bar state-${stateOf(status).like}`, x: x + step * 0.1, y: 35 - height, width: step * 0.8, height }));
+        })));
   }
 
   async function start(event, pipeline, fields) {

@@ -35,7 +35,7 @@ export default async function policyPage(ctx) {
         ctx.may("reload_policy") ? action("Reload the rule file", async () => { policy = await post("/v1/policy/reload"); notify("Reloaded."); ctx.update(); }) : null),
       policy.problem ? h("p", { class: "problem", role: "alert" }, `The current file was not accepted, and the last valid rules stay in force: ${policy.problem}`) : null,
       section("Rules in force", { key: "rules", about: term("rule") },
-        facts([["Snapshot", h("code", null, policy.snapshot), term("snapshot")], ["File", policy.source || "none: built-in rules"], ["Loaded", moment(policy.loaded_at)], ["If no rule matches", policy.default.replaceAll("_", " ")]]),
+        facts([["Snapshot", h("code", null, policy.snapshot), term("snapshot")], ["File", policy.source || "none: built-in rules"], ["Loaded", moment(policy.loaded_at), "Since when these rules are in force."], ["If no rule matches", policy.default.replaceAll("_", " ")]]),
         table(
           [
             ["Rule", (rule) => h("b", null, rule.id)],
@@ -48,7 +48,7 @@ export default async function policyPage(ctx) {
         policy.rules.length ? h("p", { class: "soft" }, "The first rule that matches decides.") : null),
       section("Simulate other rules", { key: "simulate", about: "Judges the newest 10,000 jobs by these rules. Changes nothing." },
         h("form", { onsubmit: simulate },
-          h("label", { class: "field" }, h("span", null, "Rules, as in a rule file (TOML)"), h("textarea", { name: "rules", class: "code", spellcheck: "false", required: true, placeholder: 'default = "allow"\n\n[[rules]]\nid = "no-mail"\ndecision = "deny"\ntopics = ["job.mail.*"]' })),
+          h("label", { class: "field" }, h("span", null, "Rules, as in a rule file (TOML)"), h("textarea", { name: "rules", class: "code rules", spellcheck: "false", required: true, placeholder: 'default = "allow"\n\n[[rules]]\nid = "no-mail"\ndecision = "deny"\ntopics = ["job.mail.*"]' })),
           problem ? h("p", { class: "problem", role: "alert" }, problem) : null,
           h("button", { class: "primary", disabled: busy }, busy ? "Judging past jobs …" : "Simulate over the past")),
         simulation ? outcome() : null),

@@ -3,7 +3,7 @@
 import { get, part, post } from "../api.js";
 import { h } from "../dom.js";
 import { count, plural, span } from "../format.js";
-import { action, badge, facts, notify, table } from "../parts.js";
+import { action, badge, errorCode, facts, notify, table } from "../parts.js";
 
 /** The stages of a run, failed items, summary and alerts; part of its job's page. */
 export function stages(ctx, run) {
@@ -13,10 +13,10 @@ export function stages(ctx, run) {
     table(
       [
         ["Stage", (stage) => h("span", null, stage.name, stage.critical ? h("span", { class: "tag" }, "critical") : null)],
-        ["Status", (stage) => h("span", { title: stage.reason || null }, badge(stage.status, "pipeline"))],
+        ["Status", (stage) => h("span", { title: stage.reason || null }, badge(stage.status, "stage"))],
         ["Items", (stage) => items(stage)],
         ["Failed", (stage) => (stage.failed ? h("button", { class: "quiet bad", type: "button", onclick: () => showItems(ctx, run, stage) }, plural(stage.failed, "item")) : ""), { class: "number" }],
-        ["Left", (stage) => (stage.eta === null ? "" : span(stage.eta)), { class: "number", about: "Time that the rest will take at the present rate." }],
+        ["Left", (stage) => (stage.eta === null ? "" : span(stage.eta)), { class: "number" }],
         ["Took", (stage) => (stage.started_at ? span(stage.duration_ms / 1000) : ""), { class: "number" }],
       ],
       list,
@@ -24,7 +24,7 @@ export function stages(ctx, run) {
     ),
     ctx.failedItems?.[run.job_id] ? failedItems(ctx.failedItems[run.job_id]) : null,
     run.alerts.length ? h("ul", { class: "alerts" }, run.alerts.map((alert) => h("li", { key: alert.code }, h("b", null, alert.code), `: ${alert.message}`))) : null,
-    run.summary ? facts([["Wall time", span(run.summary.duration_ms / 1000)], ["In stages", span(run.summary.stages_ms / 1000)], ["Trigger", run.summary.trigger], ["Trace", run.trace_id]]) : null,
+    run.summary ? facts([["Wall time", span(run.summary.duration_ms / 1000)], ["In stages", span(run.summary.stages_ms / 1000), "The times of its stages, added up."], ["Trigger", run.summary.trigger], ["Trace", run.trace_id, "The id by which traces of the run are found (OpenTelemetry)."]]) : null,
     run.finished_at && failed && ctx.may("retry_failed")
       ? action("Retry failed items", async () => {
           const again = await post(`/v1/runs/${part(run.job_id)}/retry-failed`);
@@ -46,7 +46,7 @@ function items(stage) {
       h("rect", { class: "bar state-SUCCEEDED", width: share(stage.ok), height: "100%" }),
       h("rect", { class: "bar state-FAILED", x: share(stage.ok), width: share(stage.failed), height: "100%" }),
       h("rect", { class: "bar state-PENDING", x: share(stage.ok + stage.failed), width: share(stage.skipped), height: "100%" })),
-    h("span", null, `${count(stage.done)} of ${stage.listed ? count(stage.total) : `${count(stage.total)}+`}`),
+    h("span", null, !stage.total && stage.status === "skipped" ? "none" : `${count(stage.done)} of ${stage.listed ? count(stage.total) : `${count(stage.total)}+`}`),
   );
 }
 
@@ -62,7 +62,7 @@ function failedItems({ stage, found }) {
     table(
       [
         ["Item", (item) => h("code", null, item.key)],
-        ["Error", (item) => h("span", { class: "message" }, [item.error_code, item.error].filter(Boolean).join(": "))],
+        ["Error", (item) => h("span", { class: "message" }, errorCode(item.error_code), item.error_code ? " " : "", item.error)],
         ["Kind", (item) => item.error_class ?? ""],
         ["Attempts", (item) => item.attempts ?? "", { class: "number" }],
       ],

@@ -3,7 +3,7 @@
 import { del, get, part, post, put, url } from "../api.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
-import { action, ask, badge, explain, jobLink, link, notify, section, since, table, until } from "../parts.js";
+import { action, ask, badge, explain, jobLink, link, moment, notify, section, since, table, until } from "../parts.js";
 import { term } from "../words.js";
 
 export default async function schedulesPage(ctx) {
@@ -29,13 +29,13 @@ export default async function schedulesPage(ctx) {
         table(
           [
             ["Name", ({ schedule }) => h("b", null, schedule.name)],
-            ["State", (one) => (one.schedule.paused ? badge("PAUSED") : one.problem ? h("span", { title: one.problem }, badge("FAILED")) : badge("ACTIVE"))],
+            ["State", (one) => (one.schedule.paused ? badge("PAUSED", "schedule") : badge(one.problem ? "FAILED" : "ACTIVE", "schedule"))],
             ["Cron", ({ schedule }) => h("span", null, h("code", null, schedule.cron), h("span", { class: "soft" }, ` ${schedule.timezone}`))],
             ["Topic", ({ schedule }) => schedule.request.topic],
             ...(ctx.me.tenant ? [] : [["Tenant", ({ schedule }) => schedule.tenant, { about: term("tenant") }]]),
-            ["Next", (one) => (one.next_at ? until(one.next_at) : "never")],
+            ["Next", (one) => (one.next_at ? h("span", null, until(one.next_at), later(one)) : "never"), { about: "When it fires next, and after that." }],
             ["Last", (one) => (one.last_at ? h("span", null, since(one.last_at), " ", one.last_job_id ? jobLink(one.last_job_id) : null) : "")],
-            ["Fired", (one) => h("a", { href: `/dashboard/jobs?schedule=${encodeURIComponent(one.schedule.name)}` }, count(one.fired)), { class: "number", about: "Jobs that it submitted." }],
+            ["Fired", (one) => h("a", { href: `/dashboard/jobs?schedule=${encodeURIComponent(one.schedule.name)}` }, count(one.fired)), { class: "number" }],
             ["", (one) => (manages ? h("span", { class: "buttons" },
               action("Fire now", async () => { const job = await post(at(one, "fire")); notify(`Submitted ${job.job_id}.`); await read(); }, { "aria-label": `Fire ${one.schedule.name} now` }),
               action(one.schedule.paused ? "Resume" : "Pause", async () => { await post(at(one, one.schedule.paused ? "resume" : "pause")); await read(); }, { "aria-label": `${one.schedule.paused ? "Resume" : "Pause"} ${one.schedule.name}` }),
@@ -46,6 +46,12 @@ export default async function schedulesPage(ctx) {
       manages ? form() : null,
     ],
   };
+
+  /** The times after the next one. */
+  function later({ upcoming, schedule }) {
+    const [, ...rest] = upcoming;
+    return rest.length ? h("details", null, h("summary", null, "then"), h("ul", { class: "soft", "aria-label": `Next times of ${schedule.name}` }, rest.map((time) => h("li", { key: time }, moment(time))))) : null;
+  }
 
   function remove(one) {
     ask({

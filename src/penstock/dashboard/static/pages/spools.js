@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
 import { badge, copyable, section, table } from "../parts.js";
+import { term } from "../words.js";
 
 const FOLDERS = [
   ["QUEUED", "input/ready", "Complete, and waiting for a server."],
@@ -28,11 +29,11 @@ export default async function spools(ctx) {
     title: "Spools",
     view: () => [
       h("h1", { tabindex: -1 }, "Spools"),
-      section("Workspaces", { key: "spools", about: "Folders that are job queues: where a job lies is its state." },
+      section("Workspaces", { key: "spools", about: term("spool") },
         table(
           [
             ["Workspace", (spool) => h("code", null, spool.path)],
-            ["Server", (spool) => (spool.problem ? h("span", { class: "problem" }, spool.problem) : badge(spool.served ? "READY" : "IDLE"))],
+            ["Server", (spool) => (spool.problem ? h("span", { class: "problem" }, spool.problem) : badge(spool.served ? "READY" : "IDLE", "workspace"))],
             ...FOLDERS.map(([state, folder, about]) => [folder, (spool) => count(spool.counts[state] ?? 0), { class: "number", about }]),
           ],
           list, { key: (spool) => spool.path, label: "Workspaces of spool servers", none: ["None is named here. Name them in the settings of the engine: ", copyable('spools = ["/path/of/a/workspace"]')] })),

@@ -46,7 +46,7 @@ export default async function workersPage(ctx) {
       table(
         [
           ["Pool", (pool) => h("b", null, pool.name)],
-          ["State", (pool) => badge(pool.paused ? "PAUSED" : "READY"), { about: term("pause") }],
+          ["State", (pool) => badge(pool.paused ? "PAUSED" : "READY", "pool"), { about: term("pause") }],
           ["Load", (pool) => meter(pool.held, pool.capacity ?? 0, pool.capacity === null ? plural(pool.held, "job") : `${count(pool.held)} of ${count(pool.capacity)}`), { about: `${term("held")} ${term("capacity")}` }],
           ["Workers", (pool) => count(pool.workers), { class: "number" }],
           ["Topics", (pool) => topics(pool.topics)],
@@ -67,13 +67,13 @@ export default async function workersPage(ctx) {
       table(
         [
           ["Worker", (worker) => h("span", null, worker.worker_id, worker.local ? h("span", { class: "tag" }, "in the engine") : null)],
-          ["State", (worker) => badge(worker.status)],
+          ["State", (worker) => badge(worker.status, "worker")],
           ["Pool", (worker) => worker.pool],
-          ["Load", (worker) => meter(worker.held, worker.slots, `${count(worker.held)} of ${plural(worker.slots, "slot")}`), { about: term("slot") }],
+          ["Load", (worker) => meter(worker.held, worker.slots, `${count(worker.held)} of ${plural(worker.slots, "slot")}`), { about: `${term("load")} ${term("slot")}` }],
           ["Topics", (worker) => topics(worker.topics)],
           ["Where", (worker) => h("span", null, `${worker.host}, process ${worker.pid} `, tags(worker.labels))],
-          ["Heard", (worker) => (worker.local ? "" : `${span(worker.silent_for)} ago`), { class: "number", about: "Since its last message." }],
-          ["", (worker) => (ctx.may("drain_worker") && !worker.local && worker.status === "ready" ? h("button", { type: "button", onclick: () => drain(worker), "aria-label": `Drain worker ${worker.worker_id}` }, "Drain …") : "")],
+          ["Heard", (worker) => (worker.local ? "" : `${span(worker.silent_for)} ago`), { class: "number" }],
+          ["", (worker) => (ctx.may("drain_worker") && !worker.local && worker.status === "ready" ? h("button", { type: "button", onclick: () => drain(worker), "aria-label": `Drain worker ${worker.worker_id}`, title: term("drain") }, "Drain …") : "")],
         ],
         workers, { key: (worker) => worker.worker_id, label: "Workers", none: ["No worker is connected. Start one: ", copyable("penstock worker start --app MODULE:APP")] }));
   }
@@ -103,9 +103,9 @@ export default async function workersPage(ctx) {
           ["Limit", ({ limit }) => h("b", null, limit.name)],
           ["For", ({ limit }) => [...limit.topics, ...limit.tenants.map((tenant) => `tenant ${tenant}`), ...Object.entries(limit.labels).map(([name, value]) => `${name}=${value}`)].join(", ") || "all jobs"],
           ["By", ({ limit }) => limit.key.join(", ") || "shared", { about: "Jobs with the same values share the limit." }],
-          ["At once", ({ limit }) => limit.concurrency ?? "", { class: "number" }],
+          ["At once", ({ limit }) => limit.concurrency ?? "", { class: "number", about: "Jobs with workers, at most." }],
           ["Rate", ({ limit }) => (limit.rate ? `${limit.rate.count} per ${span(limit.rate.per)}` : "")],
-          ["May wait", ({ limit }) => limit.max_waiting ?? "", { class: "number" }],
+          ["May wait", ({ limit }) => limit.max_waiting ?? "", { class: "number", about: "Jobs that wait, at most; more are refused." }],
           ["Busiest now", ({ uses, limit }) => (uses.length ? h("span", null, uses[0].key.join(", ") || "all", " ", limit.concurrency ? meter(uses[0].running, limit.concurrency, `${uses[0].running} run, ${uses[0].waiting} wait`) : `${uses[0].running} run, ${uses[0].waiting} wait`) : "")],
         ],
         limits, { key: ({ limit }) => limit.name, label: "Limits", none: ["No limit is set. Set one: ", copyable("penstock limit create NAME --topic 'job.x.*' --concurrency 4")] }));
@@ -116,8 +116,8 @@ export default async function workersPage(ctx) {
       table(
         [
           ["Breaker", (one) => h("b", null, one.name)],
-          ["State", (one) => badge(one.state)],
-          ["Failures in a row", (one) => `${one.failures} of ${one.threshold}`, { class: "number" }],
+          ["State", (one) => badge(one.state, "breaker")],
+          ["Failures in a row", (one) => `${one.failures} of ${one.threshold}`, { class: "number", about: "At the second number it opens." }],
           ["", (one) => (one.state !== "closed" && ctx.may("reset_breaker") ? action("Close", async () => { await post(`/v1/breakers/${part(one.name)}/reset`); await read(); }) : "")],
         ],
         breakers, { key: (one) => one.name, label: "Circuit breakers" }));
