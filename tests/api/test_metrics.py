@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from itertools import starmap
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -28,6 +32,7 @@ from penstock.ports.engine_api import (
 )
 from penstock.ports.store import Durability
 from penstock.testing.aio import run_async
+from penstock.workloads.pipes.status import FACT, NodeView, PipesView, PipeView
 
 STATUS = EngineStatus(
     version="1.2.3",
@@ -43,6 +48,23 @@ STATUS = EngineStatus(
     workers=1,
     finished=9,
     awaiting_approval=3,
+)
+
+
+NODES = PipesView(
+    pipes=(PipeView(model="duet", num_layers=4, complete=True),),
+    nodes=(
+        NodeView(
+            node_id="n1",
+            address="h:1",
+            state="ready",
+            jobs=2,
+            tokens_per_s=12.5,
+            busy=0.5,
+            cache_used=10,
+            cache_total=100,
+        ),
+    ),
 )
 
 
@@ -69,9 +91,13 @@ def a_worker(pool: str = "default", status: str = "ready", slots: int = 4) -> Wo
         silent_for=0.0,
         facts={
             "paused": {"job.llm.m": "no memory"},
-            "models": {"job.llm.m": {"state": "ill", "cause": "no memory"}},
+            "models": {
+                "job.llm.m": {"state": "ill", "cause": "no memory", "first_token_ms": 250.0}
+            },
             "tokens": {"job.llm.m": {"prompt": 5, "completion": 7}},
             "usage": {"a": {"peak_memory_bytes": 100}, "b": {"cpu_seconds": 1.5}},
+            "runs": {"shop": {"runs": {"PARTIAL": 1}, "items": {"ok": 3, "failed": 1}}},
+            FACT: msgspec.to_builtins(NODES),
         },
     )
 
@@ -128,8 +154,24 @@ def test_tokens_of_models_and_containers_are_told() -> None:
     tokens = "penstock_model_tokens_total"
     assert value(samples, tokens, topic="job.llm.m", kind="prompt") == 10
     assert value(samples, tokens, topic="job.llm.m", kind="completion") == 14
+    assert value(samples, "penstock_model_first_token_seconds", topic="job.llm.m") == 0.25
     assert value(samples, "penstock_containers", worker="w") == 2
     assert value(samples, "penstock_container_memory_bytes", worker="w") == 100
+
+
+def test_runs_items_and_nodes_are_told() -> None:
+    samples = told(figures(workers=[a_worker(), a_worker()]))
+    runs, items = "penstock_pipeline_runs_total", "penstock_pipeline_items_total"
+    assert value(samples, runs, pipeline="shop", status="PARTIAL") == 2
+    assert value(samples, items, pipeline="shop", outcome="ok") == 6
+    assert value(samples, items, pipeline="shop", outcome="failed") == 2
+    assert value(samples, "penstock_pipe_complete", model="duet") == 1
+    assert value(samples, "penstock_nodes", state="ready") == 1
+    assert value(samples, "penstock_node_jobs", node="n1") == 2
+    assert value(samples, "penstock_node_tokens_per_second", node="n1") == 12.5
+    assert value(samples, "penstock_node_busy_ratio", node="n1") == 0.5
+    assert value(samples, "penstock_node_cache_used_bytes", node="n1") == 10
+    assert value(samples, "penstock_node_cache_size_bytes", node="n1") == 100
 
 
 def test_jobs_are_counted_by_state_and_every_state_is_told() -> None:
@@ -176,6 +218,31 @@ def test_dashboard_and_alerts_name_metrics_that_there_are() -> None:
     used = {name for expression in asked for name in re.findall(r"penstock_\w+", expression)}
     assert len(used) > 15
     assert used - names == set()
+
+
+@pytest.fixture
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        why = "promtool is not installed (tests/support/install.sh installs it)"
+        if os.environ.get("CI"):
+            pytest.fail(f"in CI it must be there: {why}")
+        pytest.skip(why)
+    return found
+
+
+def test_names_units_and_helps_follow_the_conventions_of_prometheus(promtool: str) -> None:
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=whole().text(), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_prometheus_takes_the_alert_rules(promtool: str) -> None:
+    rules = Path(__file__).parents[2] / "deploy" / "monitoring" / "alerts.yaml"
+    command = [promtool, "check", "rules", str(rules)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_engine_says_what_it_is_but_not_where_it_keeps_its_data() -> None:

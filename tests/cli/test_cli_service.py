@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.cli.service import Stop
+from penstock.app.service import Stop
 from penstock.testing.aio import run_async
 
 

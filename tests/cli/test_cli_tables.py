@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from penstock.cli import audit, job_list, key, limit, schedule
+from penstock.cli import data, job_list, key, limit, schedule
 from penstock.cli.output import Listing
 from penstock.core.verdict import ApprovalTerms, Hold, Rate, Vote
 from penstock.lifecycles.canonical import JobState
@@ -87,7 +87,7 @@ def limit_list() -> Listing:
 
 def audit_log() -> Listing:
     entry = AuditEntry(T0, LONG, "schedule.resume", LONG, detail=LONG * 3, outcome="refused")
-    return Listing([audit.audit_row(entry, NOW)])
+    return Listing([data.audit_row(entry, NOW)])
 
 
 @pytest.mark.parametrize("table", [parked_jobs, schedule_list, key_list, limit_list, audit_log])

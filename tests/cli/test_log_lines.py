@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.cli.service import JsonLines
+from penstock.app.service import JsonLines
 
 
 def record(message: str, *args: object, **fields: str) -> logging.LogRecord:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from penstock.api.operation import PUBLIC, Operation
-from penstock.api.page import STYLE_HASH
-from penstock.api.reply import JSON_HEADERS, NO_STORE, Headers, Reply, json_reply
+from penstock.api.reply import JSON_HEADERS, Reply, json_reply, page_headers
 from penstock.core.errors import PenstockError
+from penstock.dashboard.pages import STYLE_SOURCE
 from penstock.lifecycles.spool import Status
 from penstock.ports.engine_api import KeyRole
 from penstock.workloads.pipes.status import PipesView, status_of
@@ -36,36 +36,46 @@ class HealthView(Struct, frozen=True):
 
 
 async def healthz(call: Call) -> Reply:
+    """Whether the process lives.
+
+    Answers as soon as the server listens; says nothing about its work.
+    """
     return json_reply(HealthView("ok"))
 
 
 async def readyz(call: Call) -> Reply:
+    """Whether it can take work.
+
+    503 while the engine starts, stops, or can't write.
+    """
     health = call.services.health()
     if health.ready:
         return json_reply(HealthView("ok"))
     return json_reply(HealthView("unavailable", health.problems), 503)
 
 
-PAGE: Headers = (
-    (b"content-type", b"text/html; charset=utf-8"),
-    (
-        b"content-security-policy",
-        b"default-src 'none'; style-src 'sha256-%b'; base-uri 'none'; form-action 'none'; "
-        b"frame-ancestors 'none'" % STYLE_HASH.encode(),
-    ),
-    NO_STORE,
-)
+PAGE = page_headers(STYLE_SOURCE)
 
 
 async def get_openapi(call: Call) -> Reply:
+    """Get this document.
+
+    OpenAPI 3.1, made from the same table as the server's own routes.
+    """
     return Reply(call.services.document(), 200, JSON_HEADERS)
 
 
 async def get_docs(call: Call) -> Reply:
+    """Read this document."""
     return Reply(call.services.page(), 200, PAGE)
 
 
 async def get_pipes(call: Call) -> Reply:
+    """Show models that are split over nodes.
+
+    Which node holds which layers, what each has to do, and whether every layer is held; at most a
+    second or two old.
+    """
     return json_reply(status_of(await call.api.workers()))
 
 
@@ -86,6 +96,10 @@ class SpoolsView(Struct, frozen=True):
 
 
 async def get_spools(call: Call) -> Reply:
+    """Show workspaces of spool servers.
+
+    Those in the setting `spools`, with the number of jobs in each folder.
+    """
     spools = [await asyncio.to_thread(_spool, path) for path in call.services.options.spools]
     return json_reply(SpoolsView(spools))
 
@@ -99,74 +113,17 @@ def _spool(path: Path) -> SpoolView:
         return SpoolView(path=str(path), served=False, problem=str(error))
 
 
-_DESCRIPTION = "OpenAPI 3.1, made from the same table as the server's own routes."
-
 OPERATIONS = (
+    Operation("GET", "/healthz", healthz, role=PUBLIC, answer=HealthView),
+    Operation("GET", "/readyz", readyz, role=PUBLIC, answer=HealthView, others={503: HealthView}),
+    Operation("GET", "/v1/openapi.json", get_openapi, answer=dict[str, Any]),
     Operation(
-        "GET",
-        "/healthz",
-        healthz,
-        role=PUBLIC,
-        answer=HealthView,
-        summary="Whether the process lives",
-        description="Answers as soon as the server listens; says nothing about its work.",
-    ),
-    Operation(
-        "GET",
-        "/readyz",
-        readyz,
-        role=PUBLIC,
-        answer=HealthView,
-        others={503: HealthView},
-        summary="Whether it can take work",
-        description="503 while the engine starts, stops, or can't write.",
-    ),
-    Operation(
-        "GET",
-        "/v1/openapi.json",
-        get_openapi,
-        answer=dict[str, Any],
-        summary="Get this document",
-        description=_DESCRIPTION,
-    ),
-    Operation(
-        "GET",
-        "/openapi.json",
-        get_openapi,
+        *("GET", "/openapi.json", get_openapi, "Get this document, without a key"),
         name="get_openapi_openly",
         role=PUBLIC,
         answer=dict[str, Any],
-        summary="Get this document, without a key",
-        description=_DESCRIPTION,
     ),
-    Operation(
-        "GET",
-        "/docs",
-        get_docs,
-        role=PUBLIC,
-        answer=str,
-        answer_type="text/html",
-        summary="Read this document",
-    ),
-    Operation(
-        "GET",
-        "/v1/pipes",
-        get_pipes,
-        role=KeyRole.OPERATE,
-        answer=PipesView,
-        summary="Show models that are split over nodes",
-        description=(
-            "Which node holds which layers, what each has to do, and whether every layer is held; "
-            "at most a second or two old."
-        ),
-    ),
-    Operation(
-        "GET",
-        "/v1/spools",
-        get_spools,
-        role=KeyRole.OPERATE,
-        answer=SpoolsView,
-        summary="Show workspaces of spool servers",
-        description="Those in the setting `spools`, with the number of jobs in each folder.",
-    ),
+    Operation("GET", "/docs", get_docs, role=PUBLIC, answer=str, answer_type="text/html"),
+    Operation("GET", "/v1/pipes", get_pipes, role=KeyRole.OPERATE, answer=PipesView),
+    Operation("GET", "/v1/spools", get_spools, role=KeyRole.OPERATE, answer=SpoolsView),
 )

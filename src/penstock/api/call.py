@@ -20,9 +20,9 @@ from penstock.api.agents import Agents
 from penstock.api.decoding import INLINE, read_json, read_query
 from penstock.api.metrics import Traffic
 from penstock.api.monitor import ConcurrencyLimit, Gone, Receive, RequestMonitor, RequestScope
+from penstock.api.openai.models import Served
 from penstock.api.options import HttpOptions
 from penstock.api.problems import Refused
-from penstock.api.served import Served
 from penstock.api.sessions import FailedSignIns
 from penstock.api.stream import EventStreams
 from penstock.core.errors import TooLarge

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.api.operation import PUBLIC, Operation
 from penstock.api.reply import Reply
@@ -32,14 +33,13 @@ async def get_dashboard(call: Call) -> Reply:
 
 
 async def open_dashboard(call: Call) -> Reply:
+    """Go to the dashboard."""
     return Reply(b"", 303, ((b"location", HOME.encode()), (b"cache-control", b"no-store")))
 
 
 def _page(path: str, name: str, summary: str) -> Operation:
     return Operation(
-        "GET",
-        path,
-        get_dashboard,
+        *("GET", path, get_dashboard, summary),
         name=name,
         role=PUBLIC,
         query=ViewQuery,
@@ -47,21 +47,13 @@ def _page(path: str, name: str, summary: str) -> Operation:
         answer_type="text/html",
         others={304: None},
         refusals=(404,),
-        summary=summary,
     )
 
 
+_FRONT = Operation("GET", "/", open_dashboard, role=PUBLIC, status=303)
 OPERATIONS = (
-    Operation("GET", "/", open_dashboard, role=PUBLIC, status=303, summary="Go to the dashboard"),
-    Operation(
-        "GET",
-        "/dashboard",
-        open_dashboard,
-        name="open_dashboard_too",
-        role=PUBLIC,
-        status=303,
-        summary="Go to the dashboard",
-    ),
+    _FRONT,
+    replace(_FRONT, path="/dashboard", name="open_dashboard_too"),
     _page(HOME, "get_dashboard", "Open the dashboard"),
     _page(HOME + "{path...}", "get_dashboard_file", "Open a view of the dashboard, or a file"),
 )

@@ -177,6 +177,10 @@ async def list_jobs(call: Call) -> Reply:
 
 
 async def list_dead(call: Call) -> Reply:
+    """List dead letters.
+
+    What ended FAILED or TIMEOUT and was not retried.
+    """
     given = call.query(DeadListing)
     return await _page(call, query_of(given, dead=True), given)
 
@@ -327,14 +331,10 @@ async def retry_jobs(call: Call) -> Reply:
 OPERATIONS = (
     bound("list_jobs", list_jobs, query=JobListing, answer=JobPage),
     Operation(
-        "GET",
-        "/v1/dead",
-        list_dead,
+        *("GET", "/v1/dead", list_dead),
         query=DeadListing,
         answer=JobPage,
         refusals=(422,),
-        summary="List dead letters",
-        description="What ended FAILED or TIMEOUT and was not retried.",
     ),
     bound("get_job", get_job, query=GetQuery, answer=Job),
     bound("why_job", why_job, answer=Why),

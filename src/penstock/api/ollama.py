@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from penstock.api.decoding import explain
 from penstock.api.openai.answers import JobOrigin, arguments_of, shortened
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.errors import ModelNotFound, tell
-from penstock.api.openai.model_job import find_model
+from penstock.api.openai.models import ServedModel, find_model
 from penstock.api.openai.requests import (
     OPTIONS,
     Asking,
@@ -25,8 +26,6 @@ from penstock.api.openai.requests import (
     ChatTurn,
     CompletionBody,
     Format,
-    ImageAddress,
-    ImageBody,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
@@ -38,7 +37,6 @@ from penstock.api.openai.requests import (
 )
 from penstock.api.operation import Operation, Pace
 from penstock.api.reply import JSON_HEADERS, NO_STORE, AnyReply, Headers, Reply, StreamReply, encode
-from penstock.api.served import ServedModel
 from penstock.core.errors import InvalidRequest, NotPermitted, PenstockError, Unavailable
 from penstock.models.pull import pull_public
 from penstock.models.store import ModelStore
@@ -50,6 +48,8 @@ from penstock.workloads.llm.values import (
     Delta,
     EmbeddingRequest,
     EmbeddingResult,
+    ImagePart,
+    ImageUrl,
     LlmFailure,
     LlmResult,
     TextPart,
@@ -239,7 +239,7 @@ def _turn(where: str, message: OllamaMessage) -> ChatTurn:
         raise InvalidRequest(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
     content: Any = message.content
     if message.images:
-        images = [ImageBody(ImageAddress(_data_uri(image))) for image in message.images]
+        images = [ImagePart(ImageUrl(_data_uri(image))) for image in message.images]
         content = (TextPart(message.content), *images)
     calls = [
         ToolCall(
@@ -437,26 +437,25 @@ async def pull_ollama_model(call: Call) -> AnyReply:
         raise InvalidRequest("model", "is missing", hint="it is required")
     try:
         await find_model(call, name)
-        pull = None
+        news = _served_already()
     except ModelNotFound:
-        pull = _pull_of(call, name)
+        news = _pulled(name, _store(call, name))
     if body.stream is False:
-        if pull is not None:
-            with call.attending():
-                await pull.whole()
+        with call.attending():
+            async with aclosing(news):
+                async for _ in news:
+                    pass
         return Reply(encode({"status": "success"}))
-    content = _served_already() if pull is None else pull.lines()
+    content = _lines(news)
     await anext(content)  # what is wrong at once is told with its status
     return StreamReply(content, _LINES, counted=True, whole=True)
 
 
-async def _served_already() -> AsyncGenerator[bytes, None]:
-    yield b""
-    yield _line({"status": "pulling manifest"})
-    yield _line({"status": "success"})
+async def _served_already() -> AsyncGenerator[dict[str, Any], None]:
+    yield {"status": "pulling manifest"}
 
 
-def _pull_of(call: Call, name: str) -> _Pull:
+def _store(call: Call, name: str) -> ModelStore:
     """Raises NotPermitted unless the caller may change what is on the machine."""
     folder = call.services.options.models_dir
     if folder is None or call.session is None or call.session.require is None:
@@ -469,60 +468,55 @@ def _pull_of(call: Call, name: str) -> _Pull:
             " pull one",
             hint="ask who runs the engine: penstock model pull, penstock up --model",
         ) from refused
-    return _Pull(name, ModelStore(folder))
+    return ModelStore(folder)
 
 
-class _Pull:
-    """A download in a thread, told as Ollama tells it. Closing its lines breaks it off; the next
-    pull resumes it."""
-
-    def __init__(self, name: str, store: ModelStore) -> None:
-        self._name, self._store = name, store
-        self._news: dict[str, Any] = {"status": "pulling manifest"}
-        self._is_left = False
-
-    def _tell(self, step: str, done: int, total: int) -> None:
-        if self._is_left:
-            raise Unavailable("the client has left")
-        self._news = {"status": f"{step} {self._name[:120]}", "total": total, "completed": done}
-
-    async def whole(self) -> str:
-        """The name under which it is kept. Raises PenstockError."""
+async def _lines(news: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    """An empty one first, once the first news are there. Raises PenstockError before it."""
+    async with aclosing(news):
+        first = await anext(news)
+        yield b""
+        yield _line(first)
         try:
-            facts = await asyncio.to_thread(pull_public, self._name, self._store, self._tell)
-        except LlmFailure as failure:
-            raise Unavailable(str(failure)) from failure
-        finally:
-            self._is_left = True
-        return facts.name
-
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        """An empty one first, once it is known what to fetch. Raises PenstockError before it."""
-        told: Any = None
-        first = self._news
-        work = asyncio.create_task(self.whole())
-        try:
-            while self._news is first and not work.done():
-                await asyncio.wait([work], timeout=_NEWS)
-            if work.done():
-                await work
-            yield b""
-            yield _line(first)
-            while not work.done():
-                if self._news != told:
-                    told = self._news
-                    yield _line(told)
-                await asyncio.wait([work], timeout=_NEWS)
-            try:
-                kept = await work
-            except PenstockError as error:
-                yield _line({"error": tell(error).fault.message})
-                return
-            yield _line({"status": f"kept as {kept}: serve it with penstock up --model"})
+            async for one in news:
+                yield _line(one)
+        except PenstockError as error:
+            yield _line({"error": tell(error).fault.message})
+        else:
             yield _line({"status": "success"})
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+
+
+async def _pulled(name: str, store: ModelStore) -> AsyncGenerator[dict[str, Any], None]:
+    """A download in a thread, told as Ollama tells it. Closing it breaks the download off; the
+    next pull resumes it. Raises PenstockError."""
+    news: dict[str, Any] = {}
+    is_left = False
+
+    def tell_step(step: str, done: int, total: int) -> None:
+        nonlocal news
+        if is_left:
+            raise Unavailable("the client has left")
+        news = {"status": f"{step} {name[:120]}", "total": total, "completed": done}
+
+    work = asyncio.ensure_future(asyncio.to_thread(pull_public, name, store, tell_step))
+    told: dict[str, Any] = {}
+    try:
+        while not work.done():
+            if news and not told:
+                yield {"status": "pulling manifest"}
+            if news != told:
+                told = news
+                yield told
+            await asyncio.wait([work], timeout=_NEWS)
+        kept = (await work).name
+    except LlmFailure as failure:
+        raise Unavailable(str(failure)) from failure
+    finally:
+        is_left = True
+        work.cancel()
+    if not told:
+        yield {"status": "pulling manifest"}
+    yield {"status": f"kept as {kept}: serve it with penstock up --model"}
 
 
 async def get_ollama_version(call: Call) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from penstock.api.problems import ProblemReply, Refused
 from penstock.api.reply import AnyReply
@@ -41,8 +43,10 @@ class Operation(Struct, frozen=True):
     path: str
     """With `{names}` for the segments that vary; `{name...}` at the end is one or more of them."""
     handler: Handler
-    summary: str
+    summary: str = ""
+    """The first line of the handler's docstring, unless said otherwise."""
     description: str = ""
+    """The rest of it."""
     role: KeyRole | str = ANY
     """Required role: documented, and checked here and by the EngineApi."""
     all_tenants: bool = False
@@ -74,6 +78,12 @@ class Operation(Struct, frozen=True):
     """Stable name for clients; the handler's, unless said otherwise."""
     audited: str = ""
     """Its name in the audit log; derived from `name`, unless said otherwise."""
+
+    def __post_init__(self) -> None:
+        if not self.summary:
+            summary, _, rest = (inspect.getdoc(self.handler) or "").partition("\n")
+            force_setattr(self, "summary", summary.removesuffix("."))
+            force_setattr(self, "description", " ".join(rest.split()))
 
     @property
     def id(self) -> str:
@@ -119,7 +129,7 @@ class Router:
         for path in sorted(paths, key=_variable_segments):
             pattern = _REST.sub(r"(?P<\1>[^/].*)", re.escape(path))
             pattern = _SEGMENT.sub(r"(?P<\1>[^/]+)", pattern)
-            found = self._patterns.setdefault(_resource(path), [])
+            found = self._patterns.setdefault(resource_of(path), [])
             found.append((re.compile(pattern, re.S), paths[path]))
 
     def find(self, method: str, path: str) -> Found:
@@ -132,7 +142,7 @@ class Router:
         if fixed is not None:
             return fixed, {}
         allowed: set[str] = set()
-        for pattern, methods in self._patterns.get(_resource(path), ()):
+        for pattern, methods in self._patterns.get(resource_of(path), ()):
             match = pattern.fullmatch(path)
             if match is None:
                 continue
@@ -143,10 +153,10 @@ class Router:
                 try:
                     return operation, {k: unescaped(v) for k, v in match.groupdict().items()}
                 except UnicodeDecodeError:
-                    raise _nothing_here() from None
+                    raise NoSuchPath(method, path) from None
             allowed.update(methods, ("HEAD", "OPTIONS") if may_head else ("OPTIONS",))
         if not allowed:
-            raise _nothing_here()
+            raise NoSuchPath(method, path)
         if method == "OPTIONS":
             raise Allowed(sorted(allowed))
         raise Refused(
@@ -158,7 +168,8 @@ class Router:
         )
 
 
-def _resource(path: str) -> str:
+def resource_of(path: str) -> str:
+    """The first segment of a path, or the second after `/v1`."""
     return path.removeprefix("/v1").lstrip("/").partition("/")[0]
 
 
@@ -178,8 +189,12 @@ def allow_header(methods: list[str]) -> tuple[bytes, bytes]:
     return (b"allow", ", ".join(methods).encode("ascii"))
 
 
-def _nothing_here() -> NotFound:
-    return NotFound("there is no such path", hint="/docs lists all paths")
+class NoSuchPath(NotFound):
+    """No operation has this path."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__("there is no such path", hint="/docs lists all paths")
+        self.asked = f"{method[:20]} {path[:120]}"
 
 
 def unescaped(segment: str) -> str:

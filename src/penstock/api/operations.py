@@ -17,7 +17,7 @@ from penstock.api import (
     submit,
 )
 from penstock.api.openai.messages import MESSAGES
-from penstock.api.operation import Operation
+from penstock.api.operation import Operation, resource_of
 from penstock.api.problems import ProblemReply
 from penstock.api.table import ROWS, derived
 
@@ -44,20 +44,27 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
+_OURS = {resource_of(one.path) for one in OPERATIONS if one.problem is None}
+_OPENAI = {resource_of(one.path) for one in openai.OPERATIONS} - _OURS
+
+
 def shape_of(path: str) -> ProblemReply | None:
     """Error format at a path without an operation, if it belongs to a foreign API."""
     if path.startswith("/api/"):
         return ollama.problem_reply
     if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
         return MESSAGES.problem
-    return openai.problem_reply if openai.is_openai_path(path) else None
+    resource = resource_of(path)
+    below = path == "/v1" or path.startswith("/v1/")
+    is_openai = resource in _OPENAI or (below and resource not in _OURS)
+    return openai.problem_reply if is_openai else None
 
 
 def alias_of(path: str) -> str | None:
     """Path for clients whose base URL lacks `/v1`, and for paths of other model servers."""
     if path in _ALIASES:
         return _ALIASES[path]
-    if not openai.is_openai_path(path):
+    if resource_of(path) not in _OPENAI:
         return None
     meant = path.rstrip("/")
     if not meant.startswith("/v1/"):

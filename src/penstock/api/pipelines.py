@@ -86,28 +86,26 @@ class RunStreamQuery(Struct, frozen=True):
 
 
 async def stream_run(call: Call) -> AnyReply:
+    """Follow a run.
+
+    From its first event on, or after one: `job_start`, `stage_start`, `stage_progress`,
+    `stage_complete`, `custom`; ends after `job_complete`. Ids are those of the history of the run's
+    job; `stage_progress` is live only and has no id. 204 if nothing came after the id that was
+    given and nothing will, so that a browser does not come back.
+    """
     place = resumed(call, call.query(RunStreamQuery).after)
     after = 0 if place is None else cursor_of(place, "after")
     return await call.services.events.run(call.api, call.params["job_id"], after)
 
 
 STREAM = Operation(
-    "GET",
-    "/v1/runs/{job_id}/stream",
-    stream_run,
+    *("GET", "/v1/runs/{job_id}/stream", stream_run),
     query=RunStreamQuery,
     answer=bytes,
     answer_type="text/event-stream",
     others={204: None},
     refusals=(404, 422, 429),
     pace=Pace.STREAMS,
-    summary="Follow a run",
-    description=(
-        "From its first event on, or after one: `job_start`, `stage_start`, `stage_progress`, "
-        "`stage_complete`, `custom`; ends after `job_complete`. Ids are those of the history "
-        "of the run's job; `stage_progress` is live only and has no id. 204 if nothing came "
-        "after the id that was given and nothing will, so that a browser does not come back."
-    ),
 )
 
 START = bound(
@@ -136,6 +134,10 @@ class PipelineJobList(Struct, frozen=True):
 
 
 async def list_pipeline_jobs(call: Call) -> Reply:
+    """List runs (seed 002).
+
+    The newest ones. `GET /v1/runs` has more conditions, and pages.
+    """
     given, pipelines = call.query(PipelineJobListing), call.api.pipelines
     statuses = () if given.status is None else (given.status,)
     found = await pipelines.runs(RunQuery(statuses=statuses, limit=given.limit))
@@ -201,14 +203,10 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        "GET",
-        _JOBS,
-        list_pipeline_jobs,
+        *("GET", _JOBS, list_pipeline_jobs),
         query=PipelineJobListing,
         answer=PipelineJobList,
         refusals=(422,),
-        summary="List runs (seed 002)",
-        description="The newest ones. `GET /v1/runs` has more conditions, and pages.",
     ),
     replace(
         derived("get_run"),

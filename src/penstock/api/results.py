@@ -62,6 +62,12 @@ class ResultQuery(Struct, frozen=True):
 
 
 async def get_result(call: Call) -> AnyReply:
+    """Get a job's result.
+
+    As the job made it, with its own media type; in parts with `Range`. Follows retries. 409
+    while the job has not ended, 410 if it ended without a result (the problem says how), 204 if
+    it succeeded without one.
+    """
     job = await _ended(call, call.params["job_id"], call.query(ResultQuery).wait)
     if job.state is not JobState.SUCCEEDED:
         raise _ENDS[job.state](job)
@@ -103,11 +109,20 @@ class ArtifactList(Struct, frozen=True):
 
 
 async def list_artifacts(call: Call) -> Reply:
+    """List a job's artifacts.
+
+    The files that it left, whatever its end. Follows retries. 409 while the job has not ended.
+    """
     job = await _ended(call, call.params["job_id"], call.query(ResultQuery).wait)
     return json_reply(ArtifactList(job.job_id, job.result.artifacts if job.result else ()))
 
 
 async def get_artifact(call: Call) -> AnyReply:
+    """Download an artifact.
+
+    By its name. In parts with `Range` and `If-Range`; the `ETag` is its SHA-256, and
+    `If-None-Match` answers 304.
+    """
     job = await _ended(call, call.params["job_id"], call.query(ResultQuery).wait)
     name = call.params["name"]
     for artifact in job.result.artifacts if job.result else ():
@@ -181,51 +196,29 @@ def _headers(media_type: str) -> Headers:
 
 OPERATIONS = (
     Operation(
-        "GET",
-        "/v1/jobs/{job_id}/result",
-        get_result,
+        *("GET", "/v1/jobs/{job_id}/result", get_result),
         query=ResultQuery,
         answer=bytes,
         answer_type="*/*",
         others={204: None, 206: bytes, 304: None},
         refusals=(404, 409, 410, 416, 422),
         pace=Pace.WAITS,
-        summary="Get a job's result",
-        description=(
-            "As the job made it, with its own media type; in parts with `Range`. Follows retries. "
-            "409 while the job has not ended, 410 if it ended without a result (the problem says "
-            "how), 204 if it succeeded without one."
-        ),
     ),
     Operation(
-        "GET",
-        "/v1/jobs/{job_id}/artifacts",
-        list_artifacts,
+        *("GET", "/v1/jobs/{job_id}/artifacts", list_artifacts),
         query=ResultQuery,
         answer=ArtifactList,
         refusals=(404, 409),
         pace=Pace.WAITS,
-        summary="List a job's artifacts",
-        description=(
-            "The files that it left, whatever its end. Follows retries. 409 while the job has not "
-            "ended."
-        ),
     ),
     Operation(
-        "GET",
-        "/v1/jobs/{job_id}/artifacts/{name...}",
-        get_artifact,
+        *("GET", "/v1/jobs/{job_id}/artifacts/{name...}", get_artifact),
         query=ResultQuery,
         answer=bytes,
         answer_type="*/*",
         others={206: bytes, 304: None},
         refusals=(404, 409, 416),
         pace=Pace.WAITS,
-        summary="Download an artifact",
-        description=(
-            "By its name. In parts with `Range` and `If-Range`; the `ETag` is its SHA-256, and "
-            "`If-None-Match` answers 304."
-        ),
     ),
     bound("put_blob", put_blob, body=bytes, body_type="*/*", large=True, answer=BlobView),
     bound("get_blob", get_blob, answer=bytes, answer_type="*/*", others={206: bytes, 304: None}),

@@ -25,18 +25,24 @@ from penstock.api.connection import Connection, protocol_with
 from penstock.api.cors import Cors
 from penstock.api.metrics import Traffic
 from penstock.api.monitor import ConcurrencyLimit, RequestMonitor
+from penstock.api.openai.models import Served
 from penstock.api.openapi import document
 from penstock.api.operations import OPERATIONS, alias_of, shape_of
 from penstock.api.options import HttpOptions
-from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
-from penstock.api.served import Served
 from penstock.api.sessions import FailedSignIns
 from penstock.api.stream import EventStreams
 from penstock.core.errors import Misconfigured
+from penstock.dashboard.pages import page
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import Authenticator
-from penstock.ports.process import ENGINE_TIMEOUT, close_in_children, fileno_of, keep_alive
+from penstock.ports.process import (
+    ENGINE_TIMEOUT,
+    bind_unix,
+    close_in_children,
+    fileno_of,
+    keep_alive,
+)
 
 log = logging.getLogger(__name__)
 
@@ -246,8 +252,6 @@ def bind(options: HttpOptions) -> socket.socket:
 
 def _bind_unix(path: Path) -> socket.socket:
     """Raises AddressTaken if somebody listens there; a socket that was left behind is replaced."""
-    bound = socket.socket(socket.AF_UNIX)
-    bound.setblocking(False)
     try:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -255,21 +259,13 @@ def _bind_unix(path: Path) -> socket.socket:
             with closing(socket.socket(socket.AF_UNIX)) as probe, suppress(ConnectionRefusedError):
                 probe.connect(str(path))
                 raise AddressTaken(f"another process listens at {path}", hint="stop it first")
-            os.unlink(path)
-        before = os.umask(0o177)
-        try:
-            bound.bind(str(path))
-        finally:
-            os.umask(before)
+        bound = bind_unix(str(path))
+        bound.setblocking(False)
         bound.listen(_BACKLOG)
     except OSError as error:
-        bound.close()
         raise Misconfigured(
             f"can't listen at {path}: {error}", hint="choose another path"
         ) from error
-    except BaseException:
-        bound.close()
-        raise
     return bound
 
 

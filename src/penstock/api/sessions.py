@@ -12,7 +12,6 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from hmac import compare_digest
-from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,12 +20,12 @@ from msgspec.structs import replace
 
 from penstock.api.decoding import read_json
 from penstock.api.operation import PUBLIC, Operation
-from penstock.api.page import STYLE, STYLE_HASH
 from penstock.api.problems import Refused, malformed
-from penstock.api.reply import NO_STORE, Headers, Reply, json_reply
+from penstock.api.reply import NO_STORE, Headers, Reply, json_reply, page_headers
 from penstock.api.table import bound
 from penstock.core.errors import InvalidRequest, NotAuthenticated, NotPermitted, TooMany
 from penstock.dashboard.files import HOME
+from penstock.dashboard.pages import sign_in_page
 from penstock.ports.engine_api import Authenticator, Caller, KeyRole, SignedIn, SignInLink
 
 if TYPE_CHECKING:
@@ -152,6 +151,13 @@ class Me(Struct, frozen=True, kw_only=True):
 
 
 async def sign_in(call: Call) -> Reply:
+    """Sign a browser in.
+
+    With a key or the token of a one-time link. Sets the session's cookie. With the cookie,
+    everything that is not a GET needs the header X-CSRF-Token and must come from a page of this
+    server. A session ends after 12 hours without use, after 7 days, by signing out, and with its
+    key.
+    """
     call.check_type("application/json")
     given = read_json(await _body(call), SignInBody, max_depth=8)
     if bool(given.key) is bool(given.link):
@@ -162,12 +168,20 @@ async def sign_in(call: Call) -> Reply:
 
 
 async def sign_out(call: Call) -> Reply:
+    """Sign out.
+
+    Ends the session of the cookie; without one, nothing.
+    """
     if token := token_of(call.scope, call.headers):
         await _sign_ins(call).sign_out(token)
     return Reply(b"", 204, (NO_STORE, _cookie(call.scope, "", 0)))
 
 
 async def get_me(call: Call) -> Reply:
+    """Get who is calling.
+
+    Name, roles, tenant, the operations that are allowed, and the CSRF token.
+    """
     return json_reply(_me(call.caller, token_of(call.scope, call.headers)))
 
 
@@ -231,15 +245,9 @@ def _opened(call: Call, signed_in: SignedIn) -> Headers:
 # -- the page ---------------------------------------------------------------------
 
 _PAGE: Headers = (
-    (b"content-type", b"text/html; charset=utf-8"),
-    (
-        b"content-security-policy",
-        b"default-src 'none'; style-src 'sha256-%b'; base-uri 'none'; form-action 'self'; "
-        b"frame-ancestors 'none'" % STYLE_HASH.encode(),
-    ),
+    *page_headers("self", forms="self"),
     # With no-referrer, browsers would send the form with "Origin: null".
     (b"referrer-policy", b"same-origin"),
-    NO_STORE,
 )
 
 
@@ -249,10 +257,12 @@ class SignInQuery(Struct, frozen=True):
 
 
 async def get_sign_in(call: Call) -> Reply:
-    return Reply(_page(call.query(SignInQuery).link), 200, _PAGE)
+    """Show the sign-in page."""
+    return Reply(sign_in_page(call.query(SignInQuery).link), 200, _PAGE)
 
 
 async def post_sign_in(call: Call) -> Reply:
+    """Sign in by the page's form."""
     call.check_type("application/x-www-form-urlencoded")
     try:
         form = parse_qs((await _body(call)).decode("latin-1"), max_num_fields=8)
@@ -262,87 +272,41 @@ async def post_sign_in(call: Call) -> Reply:
     try:
         signed_in = await _open(call, replace(given, key="") if given.link else given)
     except NotAuthenticated as error:
-        return Reply(_page("", f"{error.message[:1].upper()}{error.message[1:]}."), 401, _PAGE)
+        return Reply(
+            sign_in_page("", f"{error.message[:1].upper()}{error.message[1:]}."), 401, _PAGE
+        )
     location = (b"location", HOME.encode())
     return Reply(b"", 303, (*_opened(call, signed_in), location, NO_STORE))
 
 
-def _page(link: str, problem: str = "") -> bytes:
-    field = f'<input type="hidden" name="link" value="{escape(link)}">'
-    if not link:
-        field = (
-            '<p><label>API key <input type="password" name="key" required autofocus '
-            'autocomplete="current-password"></label></p>'
-        )
-    said = f'<p role="alert">{escape(problem)}</p>' if problem else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>Sign in: Penstock</title>'
-        f"<style>{STYLE}</style></head><body><h1>Sign in to Penstock</h1>{said}"
-        f'<form method="post" action="/sign-in">{field}<button>Sign in</button></form>'
-        "</body></html>\n"
-    ).encode()
-
-
 OPERATIONS = (
+    Operation("GET", "/v1/me", get_me, answer=Me),
     Operation(
-        "GET",
-        "/v1/me",
-        get_me,
-        answer=Me,
-        summary="Get who is calling",
-        description="Name, roles, tenant, the operations that are allowed, and the CSRF token.",
-    ),
-    Operation(
-        "POST",
-        "/v1/session",
-        sign_in,
+        *("POST", "/v1/session", sign_in),
         role=PUBLIC,
         body=SignInBody,
         answer=Me,
         status=201,
         refusals=(401, 403, 413, 415, 422, 429),
-        summary="Sign a browser in",
-        description=(
-            "With a key or the token of a one-time link. Sets the session's cookie. With the "
-            "cookie, everything that is not a GET needs the header X-CSRF-Token and must come "
-            "from a page of this server. A session ends after 12 hours without use, after 7 days, "
-            "by signing out, and with its key."
-        ),
     ),
-    Operation(
-        "DELETE",
-        "/v1/session",
-        sign_out,
-        answer=None,
-        status=204,
-        summary="Sign out",
-        description="Ends the session of the cookie; without one, nothing.",
-    ),
+    Operation("DELETE", "/v1/session", sign_out, answer=None, status=204),
     bound("create_link", create_link, answer=SignInLink),
     Operation(
-        "GET",
-        "/sign-in",
-        get_sign_in,
+        *("GET", "/sign-in", get_sign_in),
         role=PUBLIC,
         query=SignInQuery,
         answer=str,
         answer_type="text/html",
         refusals=(422,),
-        summary="Show the sign-in page",
     ),
     Operation(
-        "POST",
-        "/sign-in",
-        post_sign_in,
+        *("POST", "/sign-in", post_sign_in),
         role=PUBLIC,
         body=bytes,
         body_type="application/x-www-form-urlencoded",
-        answer=None,
         answer_type="text/html",
         status=303,
         others={401: str},
         refusals=(403, 413, 415, 429),
-        summary="Sign in by the page's form",
     ),
 )

@@ -439,6 +439,14 @@ class StreamListing(Struct, frozen=True, kw_only=True):
 
 
 async def stream_everything(call: Call) -> StreamReply:
+    """Follow everything that happens.
+
+    Entries of the journal (`job`, `approval`, `note`) have their place as `id`: a reader that
+    comes back with the last id it saw gets what came since, without gap or repeat. So do lines
+    of the chosen logs (`log`). Of `progress`, `worker` (and `worker_gone`), `pool`, `nodes` and
+    `counts` it gets the current values, then their changes. `gap` tells that entries are
+    missing.
+    """
     given = call.query(StreamListing)
     kinds = [StreamKind(kind) for kind in given.kind if kind != NODES]
     if NODES in given.kind and StreamKind.WORKER not in kinds:
@@ -466,6 +474,10 @@ class UpdateQuery(Struct, frozen=True):
 
 
 async def stream_updates(call: Call) -> StreamReply:
+    """Follow the updates of a job.
+
+    Its log lines so far, then `log`, `progress`, `piece` and `moved` until its `end`.
+    """
     query = call.query(UpdateQuery)
     place = resumed(call, query.after)
     after = None if place is None else place_of(place, "after")
@@ -481,35 +493,19 @@ def resumed(call: Call, after: str | None) -> str | None:
 
 OPERATIONS = (
     Operation(
-        "GET",
-        "/v1/stream",
-        stream_everything,
+        *("GET", "/v1/stream", stream_everything),
         query=StreamListing,
         answer=bytes,
         answer_type=_TYPE,
         refusals=(403, 404, 422, 429),
         pace=Pace.STREAMS,
-        summary="Follow everything that happens",
-        description=(
-            "Entries of the journal (`job`, `approval`, `note`) have their place as `id`: a reader "
-            "that comes back with the last id it saw gets what came since, without gap or repeat. "
-            "So do lines of the chosen logs (`log`). Of `progress`, `worker` (and `worker_gone`), "
-            "`pool`, `nodes` and `counts` it gets the current values, then their changes. `gap` "
-            "tells that entries are missing."
-        ),
     ),
     Operation(
-        "GET",
-        "/v1/jobs/{job_id}/updates",
-        stream_updates,
+        *("GET", "/v1/jobs/{job_id}/updates", stream_updates),
         query=UpdateQuery,
         answer=bytes,
         answer_type=_TYPE,
         refusals=(404, 422, 429),
         pace=Pace.STREAMS,
-        summary="Follow the updates of a job",
-        description=(
-            "Its log lines so far, then `log`, `progress`, `piece` and `moved` until its `end`."
-        ),
     ),
 )

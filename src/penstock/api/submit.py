@@ -223,6 +223,12 @@ class LineAnswer(Struct, frozen=True, omit_defaults=True):
 
 
 async def submit_stream(call: Call) -> StreamReply:
+    """Submit a stream of jobs.
+
+    A line in is a job, a line out its id or what is wrong with it, in the same order. What has
+    arrived is submitted together, up to 500 at once; a bad line ends nothing. The next lines
+    are taken in when those before are answered, so read while you write.
+    """
     call.check_type(NDJSON)
     headers = ((b"content-type", NDJSON.encode()), NO_STORE)
     return StreamReply(_answers(call), headers, 200, watched=False)
@@ -300,9 +306,7 @@ OPERATIONS = (
     bound("submit_job", submit_job, body=Submission, answer=Job, others={200: Job}),
     bound("submit_batch", submit_batch, body=Batch, large=True, answer=Accepted),
     Operation(
-        "POST",
-        "/v1/jobs/stream",
-        submit_stream,
+        *("POST", "/v1/jobs/stream", submit_stream),
         role=KeyRole.SUBMIT,
         body=Submission,
         body_type=NDJSON,
@@ -310,11 +314,5 @@ OPERATIONS = (
         answer_type=NDJSON,
         refusals=(415, 429),
         pace=Pace.STREAMS,
-        summary="Submit a stream of jobs",
-        description=(
-            "A line in is a job, a line out its id or what is wrong with it, in the same order. "
-            "What has arrived is submitted together, up to 500 at once; a bad line ends nothing. "
-            "The next lines are taken in when those before are answered, so read while you write."
-        ),
     ),
 )

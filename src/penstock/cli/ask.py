@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from penstock.app.service import cancelling
 from penstock.cli.engine import EngineRef
 from penstock.cli.engine import run as run_async
 from penstock.cli.exits import Exit
@@ -22,10 +23,9 @@ from penstock.cli.groups import command
 from penstock.cli.live import Spinner, TextStream
 from penstock.cli.options import PRIORITY, options
 from penstock.cli.output import echo, print_json
-from penstock.cli.service import cancelling
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Priority
-from penstock.ports.engine_api import JobUpdate, Progressed, Streamed
+from penstock.ports.engine_api import JobUpdate, Progressed
 from penstock.workloads.llm.values import ChatRequest, HopTime, LlmResult, Message, model_of
 from penstock.workloads.spool.config import SpoolOptions
 
@@ -170,19 +170,17 @@ class Answer(TextStream):
     """An answer, as it comes."""
 
     ends_line = True
-    _attempt, _said = 0, ""
+
+    def __init__(self, waiting: str = "", *, silent: bool = False) -> None:
+        from penstock.workloads.llm import answers
+
+        super().__init__(waiting, silent=silent)
+        self._told = answers.TextStream(lambda new: self.show(self.text + new))
 
     def add(self, update: JobUpdate) -> None:
-        from penstock.workloads.llm.answers import piece_of
-
         if isinstance(update, Progressed) and update.message and not self.text:
             self.spinner.say(update.message)
-        if not isinstance(update, Streamed) or (piece := piece_of(update)) is None:
-            return
-        if update.attempt != self._attempt:
-            self._attempt, self._said = update.attempt, ""
-        self._said += piece.text
-        self.show(self._said)
+        self._told.add(update)
 
 
 def stats_of(result: LlmResult, seconds: float) -> str:
@@ -207,4 +205,4 @@ def _hop(hop: HopTime) -> str:
         span(ms / 1000 / passes) for ms in (hop.compute_ms, hop.queue_ms, hop.network_ms)
     )
     where = f"{hop.node}, {layers(hop.layers)}"
-    return f"{where}: {compute} a pass, {queue} queued, {way} on the network"
+    return f"{where}: {compute} a pass, {queue} queued, {way} on the network{hop.lossy}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from penstock.app.service import cancelling, poll
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Whole, moment
@@ -26,7 +27,6 @@ from penstock.cli.output import (
     row_facts,
     styled,
 )
-from penstock.cli.service import cancelling
 from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
 from penstock.ports.engine_api import EngineApi
 from penstock.workloads.llm.batches import Batch, FileUpload, PageQuery
@@ -65,33 +65,38 @@ def submit(
     With --wait, Ctrl-C cancels the batch.
     """
     wanted = endpoint or _endpoint(file)
+    return engine.ask(partial(_submit, file, wanted, tenant, wait, wait_timeout, json))
 
-    async def make(api: EngineApi) -> Batch:
-        upload = FileUpload(api.batches)
-        try:
-            with file.open("rb") as source:
-                while part := await asyncio.to_thread(source.read, _PART):
-                    await upload.write(part)
-            kept = await upload.keep(file.name, tenant=tenant)
-        except BaseException:
-            await upload.drop()
-            raise
-        return await api.batches.create(kept.id, wanted)
 
-    async def make_and_wait(api: EngineApi) -> tuple[Batch, bool]:
-        made = await make(api)
-        end = None if wait_timeout is None else time.monotonic() + wait_timeout
-        if not wait and end is None:
-            return made, False
+async def _submit(
+    file: Path,
+    endpoint: str,
+    tenant: str,
+    wait: bool,
+    wait_timeout: float | None,
+    json: bool,
+    api: EngineApi,
+) -> int:
+    upload = FileUpload(api.batches)
+    try:
+        with file.open("rb") as source:
+            while part := await asyncio.to_thread(source.read, _PART):
+                await upload.write(part)
+        kept = await upload.keep(file.name, tenant=tenant)
+    except BaseException:
+        await upload.drop()
+        raise
+    made, interrupted = await api.batches.create(kept.id, endpoint), list[str]()
+    if wait or wait_timeout is not None:
+
+        async def look() -> bool | None:
+            nonlocal made
+            made = await api.batches.get(made.id)
+            return made.has_ended or None
+
         async with cancelling(lambda _: api.batches.cancel(made.id)) as interrupted:
-            while not made.has_ended:
-                if end is not None and time.monotonic() > end:
-                    raise WaitTimedOut(f"the batch {made.id} is still {made.status}")
-                await asyncio.sleep(_LOOK)
-                made = await api.batches.get(made.id)
-        return made, bool(interrupted)
-
-    made, interrupted = engine.ask(make_and_wait)
+            if not await poll(look, wait_timeout, _LOOK):
+                raise WaitTimedOut(f"the batch {made.id} is still {made.status}")
     print_done(json, made, f"{made.id} {made.status}")
     if interrupted:
         return Exit.INTERRUPTED
@@ -115,9 +120,9 @@ def _endpoint(file: Path) -> str:
 
 @batch.command("list")
 @limited(20, most=1000)
-def list_batches(engine: EngineRef, limit: int, form: Form) -> None:
+async def list_batches(api: EngineApi, limit: int, form: Form) -> None:
     """List batches, the newest first."""
-    found = engine.ask(lambda api: api.batches.list(PageQuery(limit=limit)))
+    found = await api.batches.list(PageQuery(limit=limit))
     empty = "no batches; submit one with 'penstock batch submit FILE'"
     print_list(form, found, partial(_row, now=time.time()), empty=empty)
 
@@ -140,9 +145,9 @@ def _row(one: Batch, now: float) -> Row:
 
 
 @batch.command()
-def show(engine: EngineRef, batch_id: str, form: Form) -> None:
+async def show(api: EngineApi, batch_id: str, form: Form) -> None:
     """Show one batch, and what is wrong with its lines."""
-    found = engine.ask(lambda api: api.batches.get(batch_id))
+    found = await api.batches.get(batch_id)
     row = _row(found, time.time())
     print_one(form, found, found.id, lambda: [f"batch {found.id}", row_facts(row)])
     if form is not Form.JSON:
@@ -156,27 +161,23 @@ def _complain(found: Batch) -> None:
 
 
 @batch.command()
-def cancel(engine: EngineRef, batch_id: str, json: bool) -> None:
+async def cancel(api: EngineApi, batch_id: str, json: bool) -> None:
     """Cancel a batch; what was answered stays in its files."""
-    found = engine.ask(lambda api: api.batches.cancel(batch_id))
+    found = await api.batches.cancel(batch_id)
     print_done(json, found, f"{found.id} {found.status}")
 
 
 @batch.command()
 @options("--errors  The lines that failed, instead of the answers.")
-def result(engine: EngineRef, batch_id: str, errors: bool) -> None:
+async def result(api: EngineApi, batch_id: str, errors: bool) -> None:
     """Print the answers of a batch, one JSON object on each line."""
-
-    async def read(api: EngineApi) -> None:
-        found = await api.batches.get(batch_id)
-        file_id = found.error_file_id if errors else found.output_file_id
-        if file_id is None:
-            what = "errors" if errors else "answers"
-            raise NotFound(f"the batch {batch_id} has no {what} (it is {found.status})")
-        start, part = 0, b""
-        while not start or len(part) == _PART:  # only the last part is shorter
-            part = await api.batches.read_file(file_id, start, _PART)
-            sys.stdout.buffer.write(part)
-            start += _PART
-
-    engine.ask(read)
+    found = await api.batches.get(batch_id)
+    file_id = found.error_file_id if errors else found.output_file_id
+    if file_id is None:
+        what = "errors" if errors else "answers"
+        raise NotFound(f"the batch {batch_id} has no {what} (it is {found.status})")
+    start, part = 0, b""
+    while not start or len(part) == _PART:  # only the last part is shorter
+        part = await api.batches.read_file(file_id, start, _PART)
+        sys.stdout.buffer.write(part)
+        start += _PART

@@ -61,46 +61,19 @@ def _once(engine: EngineRef, options: SpoolOptions, stats: bool, json: bool) -> 
 
 
 def _talk(engine: EngineRef, options: SpoolOptions, stats: bool) -> int:
-    with Partner(engine, options.model) as partner:
-        return Talk(partner, options, stats=stats).run()
+    from penstock.app.portal import LoopThread
 
-
-class Partner:
-    """The engine that answers. Its loop has a thread of its own, so that it goes on while
-    somebody types."""
-
-    def __init__(self, engine: EngineRef, wanted: str) -> None:
-        from penstock.app.portal import LoopThread
-
-        self._engine, self._wanted = engine, wanted
-        self._opened = AsyncExitStack()
-        self._client: Client | None = None
-        self.portal = LoopThread("penstock")
-        self.topic = ""
-
-    def __enter__(self) -> Partner:
-        try:
-            with Spinner("looking for a model"):
-                self.client()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def client(self) -> Client:
-        if self._client is None:
-            self._client = self.portal.run(self._open())
-        return self._client
-
-    async def _open(self) -> Client:
-        opened = engine_for(self._engine, self._wanted)
-        client, self.topic, _ = await self._opened.enter_async_context(opened)
-        return client
-
-    def __exit__(self, *error: object) -> None:
+    # The engine's loop has a thread of its own, so that it goes on while somebody types.
+    portal, opened = LoopThread("penstock"), AsyncExitStack()
+    try:
+        with Spinner("looking for a model"):
+            found = opened.enter_async_context(engine_for(engine, options.model))
+            client, topic, _ = portal.run(found)
+        return Talk(client, topic, portal.loop, options, stats=stats).run()
+    finally:
         with suppress(KeyboardInterrupt):
-            self.portal.run(self._opened.aclose())
-            self.portal.close()
+            portal.run(opened.aclose())
+            portal.close()
 
 
 # -- the turns of a conversation ---------------------------------------------------
@@ -118,8 +91,17 @@ A line that begins with // is sent with a single /."""
 class Talk:
     """The loop of a chat: reads a line, prints the answer."""
 
-    def __init__(self, partner: Partner, options: SpoolOptions, *, stats: bool) -> None:
-        self._partner, self._options, self._stats = partner, options, stats
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        loop: asyncio.AbstractEventLoop,
+        options: SpoolOptions,
+        *,
+        stats: bool,
+    ) -> None:
+        self._client, self._topic, self._loop = client, topic, loop
+        self._options, self._stats = options, stats
         self._messages: list[Message] = []
         self._commands: Mapping[str, Callable[[str], None]] = {
             "/clear": self._clear,
@@ -129,7 +111,7 @@ class Talk:
 
     def run(self) -> int:
         _edit_lines()
-        _say(f"{model_of(self._partner.topic)}; /help lists the commands, Ctrl-D ends the chat")
+        _say(f"{model_of(self._topic)}; /help lists the commands, Ctrl-D ends the chat")
         with suppress(_Ended), _ended_by_signals():
             while (text := _line()) is not None:
                 try:
@@ -169,13 +151,13 @@ class Talk:
         began = time.monotonic()
         request = msgspec.to_builtins(chat_of(messages, self._options))
         with (
-            _Interruption(self._partner.portal.loop) as interruption,
+            _Interruption(self._loop) as interruption,
             Answer("waiting for an answer") as answer_,
         ):
-            handle = self._submit(request)
+            handle = self._client.submit(self._topic, request, priority="interactive")
             interruption.concerns(handle)
             try:
-                with unless_paused(self._partner.client(), handle):
+                with unless_paused(self._client, handle):
                     for update in handle.follow():
                         answer_.add(update)
                     result = msgspec.convert(handle.result(), LlmResult)
@@ -187,10 +169,6 @@ class Talk:
         if self._stats:
             _say(stats_of(result, time.monotonic() - began))
         return answer_.text
-
-    def _submit(self, request: Mapping[str, Any]) -> JobHandle[Any]:
-        partner = self._partner
-        return partner.client().submit(partner.topic, request, priority="interactive")
 
     # -- commands -----------------------------------------------------------------
 

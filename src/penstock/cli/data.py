@@ -1,33 +1,48 @@
-"""`penstock verify`, `prune`, `backup` and `restore`: the data directory."""
+"""`penstock verify`, `prune`, `backup`, `restore`, `db` and `audit`: the engine's data."""
 
 from __future__ import annotations
 
 import time
+from copy import copy as shallow
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from penstock.cli.engine import EngineRef
+from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
-from penstock.cli.formats import moment, plural, size, span
-from penstock.cli.groups import command
-from penstock.cli.options import options
-from penstock.cli.output import echo, print_done, print_json, warn
-from penstock.ports.store import Verified
+from penstock.cli.formats import Whole, moment, plural, size, span
+from penstock.cli.groups import Commands, command
+from penstock.cli.options import before, limited, options
+from penstock.cli.output import (
+    Form,
+    Row,
+    echo,
+    emit,
+    facts,
+    print_done,
+    print_json,
+    print_list,
+    styled,
+    warn,
+)
+from penstock.ports.engine_api import EngineApi
+from penstock.ports.store import AuditEntry, AuditQuery, Verified
 
 _FOLDER = click.Path(path_type=Path)
 _SHOWN = 50
 
 
 @command()
-def verify(engine: EngineRef, json: bool) -> int:
+async def verify(reading: EngineApi, json: bool) -> int:
     """Check every job's record against its log.
 
     Replays each job's log against the table of its lifecycle, and compares the outcome with the
     record. Works without a running engine.
     """
     start = time.monotonic()
-    verified = engine.ask(lambda api: api.verify(), reading=True)
+    verified = await reading.verify()
     took = span(time.monotonic() - start)
     print_done(json, verified, f"{_report(verified)} ({took})")
     return Exit.MISMATCH if verified.mismatches else Exit.OK
@@ -47,12 +62,12 @@ def _report(verified: Verified) -> str:
 
 @command()
 @options("--older-than DURATION=7d  Delete what ended longer ago than this.")
-def prune(engine: EngineRef, older_than: float, json: bool) -> None:
+async def prune(api: EngineApi, older_than: float, json: bool) -> None:
     """Delete jobs that ended long ago.
 
     Also deletes their history, their output and unreferenced payloads.
     """
-    cleaned = engine.ask(lambda api: api.prune(older_than))
+    cleaned = await api.prune(older_than)
     parts = (
         plural(cleaned.jobs, "job"),
         plural(cleaned.transitions, "transition"),
@@ -122,3 +137,128 @@ def _refuse_address(engine: EngineRef) -> None:
         raise click.UsageError(
             "--connect can't be used here: run it where the data directory is, with --data"
         )
+
+
+# -- PostgreSQL --------------------------------------------------------------------
+
+
+@click.group(cls=Commands)
+def db() -> None:
+    """Show, migrate, verify and fill the engine's PostgreSQL database."""
+
+
+_URL = click.argument("url", required=False, metavar="[URL]")
+
+
+def _url(engine: EngineRef, url: str | None) -> str:
+    found = url or engine.settings().store
+    if not found:
+        raise click.UsageError(
+            "no database: name it as postgresql://user@host/database, or set store"
+        )
+    return found
+
+
+@db.command()
+@_URL
+def status(engine: EngineRef, url: str | None, json: bool) -> None:
+    """Show the schema's version, the owner, sizes and replicas."""
+    from penstock.app.databases import database_status
+
+    found = run(database_status(_url(engine, url)))
+    if json:
+        print_json(found)
+        return
+    rows = [("PostgreSQL", found.server)]
+    if found.version is None:
+        rows.append((f"schema {found.schema}", "nothing yet: 'penstock db migrate' creates it"))
+    elif found.version < found.known:
+        behind = f"version {found.version}; run 'penstock db migrate' for {found.known}"
+        rows.append((f"schema {found.schema}", behind))
+    else:
+        owner = found.owner or "none"
+        rows += [
+            (f"schema {found.schema}", f"version {found.version}, up to date"),
+            ("owner", owner if found.owned else f"none now (last: {owner})"),
+            ("stand by", ", ".join(found.standbys) or "none"),
+            ("jobs", f"{found.open_jobs:,} open, about {found.ended_jobs:,} ended"),
+            ("size", f"{size(found.bytes)} in {plural(found.partitions, 'partition')}"),
+            ("inbox", f"{found.inbox} waiting, {found.refused} refused"),
+            ("replicas", ", ".join(found.replicas) or "none"),
+            (
+                "failover",
+                "loses no acknowledged job"
+                if found.synchronous
+                else "may lose the last jobs: no synchronous replica",
+            ),
+        ]
+    emit(facts(rows))
+
+
+@db.command()
+@_URL
+def migrate(engine: EngineRef, url: str | None, json: bool) -> None:
+    """Bring the schema up to date.
+
+    Engines of the version before may keep running.
+    """
+    from penstock.app.databases import migrate_database
+
+    applied = run(migrate_database(_url(engine, url)))
+    text = f"applied {plural(applied, 'migration')}" if applied else "up to date"
+    print_done(json, {"applied": applied}, text)
+
+
+@db.command()
+def copy(engine: EngineRef, url: str, json: bool) -> None:
+    """Copy the jobs of a SQLite engine to PostgreSQL.
+
+    It is the engine of the data directory, and must be stopped. Nothing is changed there, and blobs
+    stay there. Start the engine with --store URL afterwards.
+    """
+    from penstock.app.databases import copy_to_postgres
+
+    copied = run(copy_to_postgres(engine.settings(), url))
+    jobs = plural(copied.get("job", 0) + copied.get("done", 0), "job")
+    pages = plural(copied.get("journal", 0), "journal page")
+    print_done(json, copied, f"copied {jobs} and {pages}")
+
+
+db.add_command(shallow(verify))
+
+
+# -- the audit log -----------------------------------------------------------------
+
+
+@command()
+@options(
+    """
+    --who NAME as principal  By this principal.
+    --action GLOB            Such as job.cancel or key.*.
+    --subject JOB|NAME       With this subject.
+    --tenant TENANT          By keys of this tenant.
+    """
+)
+@limited(50)
+@before
+async def audit(api: EngineApi, form: Form, **said: Any) -> None:
+    """Show the audit log: who did what, newest first.
+
+    Includes refused actions.
+    """
+    query = AuditQuery(**said)
+    found = await api.audit.read(query)
+    more = f"--before {found[-1].n}" if len(found) == query.limit else ""
+    row = partial(audit_row, now=time.time())
+    print_list(form, found, row, empty="no such entries", name=lambda one: one.subject, more=more)
+
+
+def audit_row(entry: AuditEntry, now: float) -> Row:
+    return {
+        "TIME": moment(entry.at, now),
+        "WHO": entry.principal,
+        "ACTION": Whole(entry.action),
+        "SUBJECT": entry.subject,
+        "OUTCOME": styled("" if entry.outcome == "done" else "refused", entry.outcome),
+        "DETAIL": entry.detail,
+    }

@@ -158,8 +158,3 @@ def engine_options(command: F) -> F:
 def _note(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     engine = ctx.obj if isinstance(ctx.obj, EngineRef) else EngineRef()
     ctx.obj = replace(engine, **{str(param.name): value}) if value is not None else engine
-
-
-def on_engine(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command those options, and the EngineRef as its first argument."""
-    return engine_options(click.pass_obj(command))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 from penstock.core import errors
+from penstock.lifecycles.canonical import JobState
 
 
 class Exit(IntEnum):
@@ -57,6 +58,15 @@ EXITS: Mapping[type[errors.PenstockError], Exit] = {
     errors.JobTimedOut: Exit.TIMEOUT,
 }
 """The code of each error; one that isn't here has that of its nearest ancestor."""
+
+ENDS: Mapping[JobState, Exit] = {
+    JobState.SUCCEEDED: Exit.OK,
+    JobState.FAILED: Exit.FAILED,
+    JobState.CANCELLED: Exit.CANCELLED,
+    JobState.DENIED: Exit.DENIED,
+    JobState.TIMEOUT: Exit.TIMEOUT,
+}
+"""The code of each end of a job."""
 
 
 def exit_of(error: errors.PenstockError) -> Exit:

@@ -14,6 +14,7 @@ import click
 
 from penstock.cli.groups import nearest
 from penstock.cli.options import converted, options, read_object, read_source
+from penstock.cli.output import warn
 from penstock.core.errors import (
     InvalidRequest,
     Misconfigured,
@@ -21,6 +22,7 @@ from penstock.core.errors import (
     PenstockError,
     Unavailable,
 )
+from penstock.workloads.llm.schemas import hold_of
 from penstock.workloads.llm.values import LlmCode, LlmFailure, Sampling
 from penstock.workloads.spool.config import SpoolOptions
 
@@ -90,7 +92,9 @@ def read_given(said: Mapping[str, Any]) -> dict[str, Any]:
     if "system" in given:
         given["system"] = _text("--system", given["system"])
     if "schema" in given:
-        given["schema"] = _schema(given["schema"])
+        given["schema"] = schema = _schema(given["schema"])
+        if loose := hold_of(schema).loose:
+            warn(f"the answer may break this of the schema: {', '.join(loose)}")
     if "grammar" in given:
         given["grammar"] = _text("--grammar", "@" + given["grammar"].removeprefix("@"))
     return given

@@ -4,6 +4,9 @@ The parameters of a command's function are its options and arguments. Its own op
 by `penstock.cli.options.options`; those that several commands share are in `SHARED` there, under
 the parameter's name: so the same name is the same option everywhere. Any other parameter is an
 argument.
+
+A function is given what it names: `engine` is the EngineRef; a coroutine's `api` is the API of the
+running engine, and its `reading` the same or, if no engine runs, one that reads its folder.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +27,8 @@ from penstock.core.errors import did_you_mean
 
 _HELP = ("-h", "--help")
 _LAST = ("yes", "verbose", "form", "quiet", "json", "data", "connect", "token")
-"""Parameters whose options stand below all others in the help."""
+"""Parameters whose options stand below all others in the help; the input is above them."""
+_GIVEN = {"engine", "api", "reading"}
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -46,7 +51,9 @@ class Command(click.Command):
         if not hasattr(callback, "__wrapped__") and any(name not in found for name in own):
             found = {str(one.name): one for one in _parameters(callback, own, found)}
             callback = _adapted(callback, own)
-        last = sorted(found, key=lambda one: _LAST.index(one) if one in _LAST else -1)
+        last = sorted(
+            found, key=lambda one: _LAST.index(one) if one in _LAST else -(one == "given")
+        )
         super().__init__(name, callback=callback, params=[found[one] for one in last], **more)
 
 
@@ -57,28 +64,31 @@ command = functools.partial(click.command, cls=Command)
 def _parameters(
     callback: Callable[..., Any], own: Iterable[str], found: dict[str, click.Parameter]
 ) -> Iterator[click.Parameter]:
-    """Those of the function, then those of its decorators."""
+    """Arguments, in the order of the function's parameters; its own options; those it shares."""
     from penstock.cli.engine import engine_options
     from penstock.cli.options import SHARED
 
     hints = typing.get_type_hints(callback)
     for name in own:
-        if name in found:
+        if isinstance(found.get(name), click.Argument):
             yield found.pop(name)
-        elif name in SHARED:
-            yield from _declared(SHARED[name])
-        elif name != "engine":
+        elif not (name in found or name in SHARED or name in _GIVEN):
             several = typing.get_origin(hints[name]) is tuple
             optional = several or types.NoneType in typing.get_args(hints[name])
             shown = name.removesuffix("_id").upper() + ("..." if several else "")
+            is_path = hints[name] in (Path, Path | None)
             yield click.Argument(
                 [name],
+                type=click.Path(path_type=Path) if is_path else None,
                 nargs=-1 if several else 1,
                 required=not optional,
                 metavar=f"[{shown}]" if optional else shown,
             )
     yield from found.values()
-    if "engine" in own:
+    for name in own:
+        if name in SHARED and name not in found:
+            yield from _declared(SHARED[name])
+    if _GIVEN & {*own}:
         yield from _declared(engine_options)
 
 
@@ -100,8 +110,13 @@ def _adapted(callback: Callable[..., Any], own: Iterable[str]) -> Callable[..., 
             as_json, name_only = said.pop("json"), said.pop("quiet")
             form = Form(said["form"])
             said["form"] = Form.JSON if as_json else Form.NAME if name_only else form
+        engine = click.get_current_context().obj
         if "engine" in own:
-            args = (click.get_current_context().obj, *args)
+            args = (engine, *args)
+        if {"api", "reading"} & {*own}:
+            reads = "reading" in own
+            name = "reading" if reads else "api"
+            return engine.ask(lambda api: callback(*args, **said, **{name: api}), reading=reads)
         return callback(*args, **said)
 
     return called

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from penstock.cli.engine import EngineRef
+from penstock.app.finding import every_job
+from penstock.app.job_details import reasons
 from penstock.cli.formats import Whole, run_time, short_id, span
 from penstock.cli.groups import command
 from penstock.cli.options import limited, options
 from penstock.cli.output import Form, JobId, Row, print_list, record, styled
-from penstock.cli.selection import every_job, filtered, query_of
-from penstock.core.errors import NotFound
+from penstock.cli.selection import filtered, query_of
 from penstock.core.job import Job, chain_of
 from penstock.core.verdict import Hold
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobState
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.store import JobQuery
-
-_EXPLAINED = 50
-"""For how many unfinished jobs the reason or the progress is asked."""
 
 
 @command()
@@ -37,9 +33,8 @@ _EXPLAINED = 50
 )
 @filtered
 @limited(20)
-def ps(
-    engine: EngineRef,
-    /,
+async def ps(
+    reading: EngineApi,
     states: tuple[str, ...],
     active: bool,
     awaiting_approval: bool,
@@ -70,12 +65,9 @@ def ps(
         "limit": limit,
     }
 
-    async def find(api: EngineApi) -> tuple[JobQuery, list[Job], dict[str, str]]:
-        query = await query_of(api, filters, **more)
-        jobs = await (every_job(api, query) if everything else api.find(query))
-        return query, jobs, await reasons(api, jobs) if form.is_table else {}
-
-    query, jobs, why = engine.ask(find, reading=True)
+    query = await query_of(reading, filters, **more)
+    jobs = await (every_job(reading, query) if everything else reading.find(query))
+    why = await reasons(reading, jobs) if form.is_table else {}
     is_page = len(jobs) == limit and not everything and not query.workflow_id
     row = partial(job_row, why=why, folded=query.folded)
     print_list(
@@ -110,20 +102,6 @@ def job_row(
         "TOOK": run_time(job, now),
         "NOTE": why.get(job.job_id) or _note(job),
     }
-
-
-async def reasons(api: EngineApi, jobs: Sequence[Job]) -> dict[str, str]:
-    """What each unfinished job waits for, or how far it is, by id; not of very many."""
-    open_jobs = [job.job_id for job in jobs if not job.is_final][:_EXPLAINED]
-    found = await asyncio.gather(*(_why(api, job_id) for job_id in open_jobs))
-    return dict(zip(open_jobs, found, strict=True))
-
-
-async def _why(api: EngineApi, job_id: str) -> str:
-    try:
-        return await api.why(job_id)
-    except NotFound:  # it is gone by now
-        return ""
 
 
 def _note(job: Job) -> str:

@@ -14,28 +14,19 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.app.client import outcome_of
+from penstock.app.finding import find_job
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment
 from penstock.cli.groups import command
 from penstock.cli.options import limited, options
-from penstock.cli.output import (
-    Form,
-    Row,
-    escaped,
-    harmless,
-    print_bytes,
-    print_json,
-    print_line,
-    print_list,
-    record,
-)
-from penstock.cli.selection import find_job
+from penstock.cli.output import Form, Row, print_bytes, print_json, print_line, print_list, record
 from penstock.core.artifact import Artifact
 from penstock.core.errors import WaitTimedOut
 from penstock.core.job import Job
 from penstock.core.ledger import Step
 from penstock.core.steps import MAX_PAGE_ROWS
+from penstock.core.text import escaped, harmless
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, newest_try
 from penstock.ports.store import StepQuery
@@ -66,8 +57,8 @@ async def _ended(
     -r, --raw      Print a string without its quotes.
     """
 )
-def result(
-    engine: EngineRef,
+async def result(
+    reading: EngineApi,
     job: str,
     wait: bool,
     wait_timeout: float | None,
@@ -80,12 +71,8 @@ def result(
     Retries are followed. The exit code says how the job ended. With --json it prints the final
     record, and what the job returned as "value".
     """
-
-    async def read(api: EngineApi) -> int:
-        ended = await _ended(api, job, wait, wait_timeout, "no result")
-        return await print_result(api, ended, output=output, raw=raw, json=json)
-
-    return engine.ask(read, reading=True)
+    ended = await _ended(reading, job, wait, wait_timeout, "no result")
+    return await print_result(reading, ended, output=output, raw=raw, json=json)
 
 
 async def print_result(
@@ -231,8 +218,8 @@ def _artifact(one: Artifact) -> Row:
     """
 )
 @limited(100)
-def steps(
-    engine: EngineRef, job: str, name: str | None, after: int | None, limit: int, form: Form
+async def steps(
+    reading: EngineApi, job: str, name: str | None, after: int | None, limit: int, form: Form
 ) -> None:
     """List the rows that a job checkpointed, by name and number.
 
@@ -242,21 +229,17 @@ def steps(
     if after is not None and name is None:
         raise click.UsageError("--after needs --name")
     rows: list[Step] = []
-
-    async def read(api: EngineApi) -> bool:
-        job_id = (await find_job(api, job)).job_id
-        last = None if name is None or after is None else (name, after)
-        query, left, more = StepQuery(name=name, after=last), limit, True
-        while more and left > 0:
-            page = await api.read_steps(job_id, replace(query, limit=min(left, MAX_PAGE_ROWS)))
-            for row in page.steps:
-                print_line(row) if form is Form.JSON else rows.append(row)
-            left, more = left - len(page.steps), page.more
-            query = replace(query, after=page.last)
-        return more
-
-    hint = "raise --limit, or use --name and --after" if engine.ask(read, reading=True) else ""
+    job_id = (await find_job(reading, job)).job_id
+    last = None if name is None or after is None else (name, after)
+    query, left, more = StepQuery(name=name, after=last), limit, True
+    while more and left > 0:
+        page = await reading.read_steps(job_id, replace(query, limit=min(left, MAX_PAGE_ROWS)))
+        for row in page.steps:
+            print_line(row) if form is Form.JSON else rows.append(row)
+        left, more = left - len(page.steps), page.more
+        query = replace(query, after=page.last)
     if form is not Form.JSON:
+        hint = "raise --limit, or use --name and --after" if more else ""
         empty = "the job has no checkpointed rows"
         print_list(form, rows, partial(_step, now=time.time()), empty=empty, more=hint)
 

@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
 
-from penstock.cli.engine import EngineRef
+from penstock.app.finding import find_job
+from penstock.app.job_details import SHOWN, JobDetails, job_details
 from penstock.cli.formats import layers, moment, pairs, plural, run_time, short_id, span
 from penstock.cli.groups import command
-from penstock.cli.job_list import error_of, job_row, reasons, who_may
+from penstock.cli.job_list import error_of, job_row, who_may
 from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
@@ -29,15 +29,11 @@ from penstock.cli.output import (
     styled,
 )
 from penstock.cli.pipeline_display import stage_table
-from penstock.cli.selection import find_job
-from penstock.core.errors import PenstockError
 from penstock.core.job import NO_RETRY, Job, JobRequest, chain_of
 from penstock.core.journal import Transition
-from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, newest_try
-from penstock.ports.store import JobQuery, StepCount
-from penstock.workloads.llm.values import PIPE_TOPICS, HopTime
-from penstock.workloads.pipeline.records import PipelineRecord, pipeline_of
+from penstock.ports.store import StepCount
+from penstock.workloads.llm.values import HopTime
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,40 +44,11 @@ _LINES = 3
 """Lines of it on a terminal."""
 _MARGIN = 20
 """Columns for the name of a fact."""
-_SHOWN = 10
-"""Tries, and children, that are shown; the newest."""
-_TRIES = 1000
-
-
-class JobDetails(Struct, frozen=True):
-    """What there is to know about one job and its retries."""
-
-    job: Job
-    """The newest try."""
-    why: str
-    tries: list[Job]
-    """All of them, in order; the newest, if there are very many."""
-    histories: list[list[Transition]]
-    """Of the last tries."""
-    children: list[Job]
-    """The newest of them."""
-    child_reasons: dict[str, str]
-    child_counts: dict[JobState, int]
-    parents: list[tuple[str, str]]
-    """The jobs that it waits for, and their states."""
-    given: str
-    returned: str
-    steps: list[StepCount] = []
-    """How many rows it checkpointed."""
-    hops: tuple[HopTime, ...] = ()
-    """The way of an answer over the nodes of its model."""
-    run: PipelineRecord | None = None
-    """If it is a run of a pipeline."""
 
 
 @command()
 @options("--tries  The history of each try, not of the newest only.")
-def show(engine: EngineRef, job: str, tries: bool, form: Form) -> None:
+async def show(reading: EngineApi, job: str, tries: bool, form: Form) -> None:
     """Show a job: its state, the reason, and its history.
 
     A job and its retries are one: any of their ids names it, and what is shown is the newest try.
@@ -89,11 +56,9 @@ def show(engine: EngineRef, job: str, tries: bool, form: Form) -> None:
     tries, in order), "children" (how many jobs were submitted inside it, by state) and "steps" (how
     many rows it checkpointed, by name and outcome).
     """
-
-    async def gather(api: EngineApi) -> JobDetails:
-        return await _gather(api, await newest_try(api, await find_job(api, job)), tries)
-
-    details = engine.ask(gather, reading=True)
+    newest = await newest_try(reading, await find_job(reading, job))
+    most = min(_GLANCE, _LINES * (console().width - _MARGIN))
+    details = await job_details(reading, newest, most=most, all_tries=tries)
     print_one(
         form,
         {
@@ -109,68 +74,6 @@ def show(engine: EngineRef, job: str, tries: bool, form: Form) -> None:
     )
 
 
-async def _gather(api: EngineApi, job: Job, all_tries: bool) -> JobDetails:
-    first, result = chain_of(job.request), job.result.result_ptr if job.result is not None else None
-    tries = await api.find(JobQuery(first_try=first, limit=_TRIES))
-    # A retry that came by now, or of before jobs were known by their first try.
-    tries = [one for one in reversed(tries) if one.seq < job.seq] + [job]
-    counts = await api.count_children(job.job_id)
-    children = await api.find(JobQuery(child_of=first, limit=_SHOWN)) if counts else []
-    return JobDetails(
-        job,
-        await api.why(job.job_id),
-        tries,
-        [await api.history(one.job_id) for one in (tries if all_tries else tries[-1:])],
-        children,
-        await reasons(api, children),
-        counts,
-        [(parent, await _state(api, parent)) for parent in job.request.after],
-        await _glance(api, job.request.context_ptr),
-        await _glance(api, result),
-        await api.count_steps(job.job_id),
-        await _hops(api, job, result),
-        await _run(api, job),
-    )
-
-
-async def _run(api: EngineApi, job: Job) -> PipelineRecord | None:
-    return None if pipeline_of(job.request.topic) is None else await api.pipelines.get(job.job_id)
-
-
-async def _state(api: EngineApi, job_id: str) -> str:
-    try:
-        return (await api.get(job_id)).state.value
-    except PenstockError:
-        return "gone"
-
-
-async def _glance(api: EngineApi, pointer: str | None) -> str:
-    """A payload as far as it fits, or the pointer if it can't be read."""
-    if not pointer:
-        return ""
-    try:
-        text = (await api.get_blob(pointer)).decode("utf-8", "replace")
-    except PenstockError as error:
-        return f"{pointer} ({error.message})"
-    most = min(_GLANCE, _LINES * (console().width - _MARGIN))
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
-
-
-async def _hops(api: EngineApi, job: Job, pointer: str | None) -> tuple[HopTime, ...]:
-    if not pointer or not job.request.topic.startswith(PIPE_TOPICS):
-        return ()
-    try:
-        return msgspec.json.decode(await api.get_blob(pointer), type=_ResultHops).hops
-    except (PenstockError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
-
-
-class _ResultHops(Struct, frozen=True):
-    """Of a result, the part that is looked at."""
-
-    hops: tuple[HopTime, ...] = ()
-
-
 def _page(details: JobDetails, *, wide: bool) -> Iterator[RenderableType]:
     job, now = details.job, time.time()
     first, count = chain_of(job.request), job.request.try_number
@@ -182,7 +85,7 @@ def _page(details: JobDetails, *, wide: bool) -> Iterator[RenderableType]:
         yield from stage_table(details.run, now)
     if count > 1:
         yield ""
-        yield Listing([_try(one, now) for one in details.tries[-_SHOWN:]], wide=wide)
+        yield Listing([_try(one, now) for one in details.tries[-SHOWN:]], wide=wide)
     if children := details.children:
         row = partial(job_row, why=details.child_reasons, now=now, title="CHILD")
         yield ""
@@ -257,7 +160,7 @@ def _hop(hop: HopTime) -> str:
     if hop.network_ms:
         took.append(f"on the network {_ms(hop.network_ms)}")
     passes = f"{hop.passes:,} pass" if hop.passes == 1 else f"{hop.passes:,} passes"
-    return f"{layers(hop.layers)} on {hop.node}: {passes}, {', '.join(took)}"
+    return f"{layers(hop.layers)} on {hop.node}: {passes}, {', '.join(took)}{hop.lossy}"
 
 
 def _ms(milliseconds: float) -> str:

@@ -5,29 +5,26 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
 
 from penstock.app.client import outcome_of
-from penstock.cli.engine import EngineRef
+from penstock.app.following import log_followed, log_lines, tries_of, updates_of
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment, short_id
 from penstock.cli.groups import command
 from penstock.cli.live import progress
 from penstock.cli.options import as_lines, options
-from penstock.cli.output import STYLES, console, harmless, print_line, rich_text, warn
-from penstock.cli.selection import find_job
+from penstock.cli.output import STYLES, console, print_line, rich_text, warn
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
 from penstock.core.journal import Transition
+from penstock.core.text import harmless
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import (
     JOURNAL_KINDS,
     EngineApi,
-    JobUpdate,
     Logged,
     Moved,
     Progressed,
@@ -41,73 +38,28 @@ if TYPE_CHECKING:
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
-async def _tries(api: EngineApi, text: str) -> AsyncIterator[Job]:
-    """A job and its retries, each once the one before has ended."""
-    job = await find_job(api, text)
-    while True:
-        yield job
-        job = await api.get(job.job_id)
-        if job.successor is None:
-            return
-        job = await api.get(job.successor)
-
-
 # -- watch -------------------------------------------------------------------------
 
 
 @command()
 @as_lines
-def watch(engine: EngineRef, job: str, json: bool) -> int:
+async def watch(api: EngineApi, job: str, json: bool) -> int:
     """Watch a job until it ends.
 
     Shows its moves, its output and its progress, and those of its retries; the exit code says how
     it ended. With --json each line is an object with a "type": moved, progress or log. Ctrl-C
     leaves the job alone.
     """
-
-    async def follow(api: EngineApi) -> int:
-        async for one in _tries(api, job):
-            if json:
-                async for update in _updates(api, one.job_id):
-                    print_line(update)
-            else:
-                await _view(api, one)
-        one = await api.get(one.job_id)
-        if one.state is not JobState.SUCCEEDED:
-            await outcome_of(api, one)
-        return Exit.OK
-
-    return engine.ask(follow)
-
-
-async def _updates(api: EngineApi, job_id: str) -> AsyncIterator[JobUpdate]:
-    """Everything that has happened so far, in order, then the updates of `EngineApi.follow`."""
-    told, read = 0, 0
-    for update in await _past(api, job_id):
-        match update:
-            case Moved(entry):
-                told = entry.n
-            case Logged(line):
-                read = line.n
-        yield update
-    async for update in api.follow(job_id, read):
-        if isinstance(update, Moved):
-            # Moves made before we began to follow are in neither, or in both.
-            for entry in (await api.history(job_id))[told : update.transition.n]:
-                told = entry.n
-                yield Moved(entry)
+    async for one in tries_of(api, job):
+        if json:
+            async for update in updates_of(api, one.job_id):
+                print_line(update)
         else:
-            yield update
-    for entry in (await api.history(job_id))[told:]:
-        yield Moved(entry)
-
-
-async def _past(api: EngineApi, job_id: str) -> list[JobUpdate]:
-    timed: list[tuple[float, JobUpdate]] = [
-        (entry.at, Moved(entry)) for entry in await api.history(job_id)
-    ]
-    timed += [(line.at, Logged(line)) async for line in _lines_so_far(api, job_id)]
-    return [update for _, update in sorted(timed, key=itemgetter(0))]
+            await _view(api, one)
+    one = await api.get(one.job_id)
+    if one.state is not JobState.SUCCEEDED:
+        await outcome_of(api, one)
+    return Exit.OK
 
 
 async def _view(api: EngineApi, job: Job) -> None:
@@ -115,7 +67,7 @@ async def _view(api: EngineApi, job: Job) -> None:
     page.print(f"job {job.job_id}  {job.request.topic}", soft_wrap=True)
     title = f"{short_id(job.job_id)} {job.request.topic}"
     with progress(title, kind="fraction", err=False) as bar:
-        async for update in _updates(api, job.job_id):
+        async for update in updates_of(api, job.job_id):
             match update:
                 case Moved(entry):
                     _print_move(bar.console, entry)
@@ -150,37 +102,19 @@ def _print_move(page: Console, entry: Transition, job_id: str = "") -> None:
     """
 )
 @as_lines
-def logs(engine: EngineRef, job: str, follow: bool, times: bool, json: bool) -> None:
+async def logs(reading: EngineApi, job: str, follow: bool, times: bool, json: bool) -> None:
     """Print what a job wrote, and after it what its retries wrote.
 
     With --json each line is an object of "job_id", "attempt", "at", "level", "text", "n".
     """
-
-    async def read(api: EngineApi) -> None:
-        first = True
-        async for one in _tries(api, job):
-            if not first:
-                warn(f"try {one.request.try_number} is {one.job_id}")
-            first = False
-            lines = _lines_followed if follow else _lines_so_far
-            async for line in lines(api, one.job_id):
-                _print(line, times, json)
-
-    engine.ask(read, reading=True)
-
-
-async def _lines_so_far(api: EngineApi, job_id: str) -> AsyncIterator[LogLine]:
-    after = 0
-    while lines := await api.read_log(job_id, after):
-        for line in lines:
-            yield line
-        after = lines[-1].n
-
-
-async def _lines_followed(api: EngineApi, job_id: str) -> AsyncIterator[LogLine]:
-    async for update in api.follow(job_id):
-        if isinstance(update, Logged):
-            yield update.line
+    first = True
+    async for one in tries_of(reading, job):
+        if not first:
+            warn(f"try {one.request.try_number} is {one.job_id}")
+        first = False
+        lines = log_followed if follow else log_lines
+        async for line in lines(reading, one.job_id):
+            _print(line, times, json)
 
 
 def _print(line: LogLine, times: bool, json: bool) -> None:
@@ -208,23 +142,19 @@ def _print(line: LogLine, times: bool, json: bool) -> None:
     after=int,
 )
 @as_lines
-def events(engine: EngineRef, after: int | None, topic: str | None, json: bool) -> None:
+async def events(api: EngineApi, after: int | None, topic: str | None, json: bool) -> None:
     """Print everything that happens to any job, from now on.
 
     With --json each line is an event with its "cursor", which --after takes. Ctrl-C ends it.
     """
     page = console()
     query = StreamQuery(kinds=tuple(JOURNAL_KINDS), topic=topic)
-
-    async def follow(api: EngineApi) -> None:
-        async for batch in api.stream(query, None if after is None else str(after)):
-            if batch.gap:
-                raise InvalidRequest("after", batch.gap)
-            for event in batch.entries:
-                if json:
-                    print_line(event)
-                else:
-                    _print_move(page, event.transition, f"{short_id(event.transition.job_id)}  ")
-            sys.stdout.flush()
-
-    engine.ask(follow)
+    async for batch in api.stream(query, None if after is None else str(after)):
+        if batch.gap:
+            raise InvalidRequest("after", batch.gap)
+        for event in batch.entries:
+            if json:
+                print_line(event)
+            else:
+                _print_move(page, event.transition, f"{short_id(event.transition.job_id)}  ")
+        sys.stdout.flush()

@@ -6,7 +6,6 @@ import time
 
 import click
 
-from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Whole, moment, span
 from penstock.cli.groups import Commands, command
 from penstock.cli.nouns import Noun
@@ -30,8 +29,8 @@ def key() -> None:
     """,
     roles=click.Choice([role.value for role in KeyRole]),
 )
-def create(
-    engine: EngineRef,
+async def create(
+    api: EngineApi,
     name: str,
     roles: tuple[str, ...],
     tenant: str | None,
@@ -43,7 +42,7 @@ def create(
     NAME is the principal that jobs, approvals and the audit log will show.
     """
     wanted = tuple(map(KeyRole, roles))
-    new = engine.ask(lambda api: api.keys.create(name, wanted, tenant=tenant, expires_in=expires))
+    new = await api.keys.create(name, wanted, tenant=tenant, expires_in=expires)
     if json:
         print_json(new)
         return
@@ -98,12 +97,12 @@ KEYS.act(
 
 
 @command()
-def dashboard(engine: EngineRef, json: bool) -> None:
+async def dashboard(api: EngineApi, json: bool) -> None:
     """Print a link that signs a browser in.
 
     The link works once, within ten minutes, and has the rights of the key that made it.
     """
-    link = engine.ask(lambda api: api.keys.create_link())
+    link = await api.keys.create_link()
     if not link.url:
         raise Unavailable(
             "the engine does not serve HTTP", hint="start it with 'penstock up --http HOST:PORT'"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.app.service import Stop
 from penstock.cli.engine import EngineRef, run
 from penstock.cli.groups import command
 from penstock.cli.options import options, waits
 from penstock.cli.output import banner, echo
-from penstock.cli.service import Stop
 from penstock.core.errors import Misconfigured
 
 if TYPE_CHECKING:

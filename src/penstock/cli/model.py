@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from penstock.cli.engine import EngineRef, on_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Number, size
 from penstock.cli.generation import explained
 from penstock.cli.groups import Commands
 from penstock.cli.live import progress
-from penstock.cli.options import as_json, listed, shown
+from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
     Row,
@@ -30,26 +30,13 @@ from penstock.cli.output import (
 
 if TYPE_CHECKING:
     from penstock.models.facts import GgufFacts
-    from penstock.models.staging import Progress
-    from penstock.models.store import ModelStore
-
-F = TypeVar("F", bound=Callable[..., Any])
+    from penstock.models.store import ModelStore, Progress
 
 _FILE = click.Path(path_type=Path)
-_named = click.option(
-    "--name", metavar="NAME", default="", help="Its name; the file's if not given."
+_named = options("--name NAME=  Its name; the file's if not given.")
+_stored = options(
+    "--models-dir DIR as folder  Where models are kept; else the setting models.dir.", folder=_FILE
 )
-
-
-def _stored(command: F) -> F:
-    """Give a command the option that says where models are kept."""
-    return click.option(
-        "--models-dir",
-        "folder",
-        metavar="DIR",
-        type=_FILE,
-        help="Where models are kept; else the setting models.dir.",
-    )(command)
 
 
 @click.group(cls=Commands)
@@ -59,8 +46,6 @@ def model() -> None:
 
 @model.command("list")
 @_stored
-@listed
-@on_engine
 def list_models(engine: EngineRef, folder: Path | None, form: Form) -> None:
     """List models, and what is wrong with files that can't be used."""
     store = _store(engine, folder)
@@ -70,10 +55,7 @@ def list_models(engine: EngineRef, folder: Path | None, form: Form) -> None:
 
 
 @model.command()
-@click.argument("name", metavar="NAME")
 @_stored
-@shown
-@on_engine
 def show(engine: EngineRef, name: str, folder: Path | None, form: Form) -> None:
     """Show a model: NAME is its name, a part of it, or a file."""
     store = _store(engine, folder)
@@ -84,12 +66,9 @@ def show(engine: EngineRef, name: str, folder: Path | None, form: Form) -> None:
 
 
 @model.command()
-@click.argument("file", type=_FILE)
 @_named
-@click.option("--projector", metavar="FILE", type=_FILE, help="Its mmproj file, for vision.")
+@options("--projector FILE  Its mmproj file, for vision.", projector=_FILE)
 @_stored
-@listed
-@on_engine
 def add(
     engine: EngineRef,
     file: Path,
@@ -110,11 +89,8 @@ def add(
 
 
 @model.command()
-@click.argument("what", metavar="WHAT")
 @_named
 @_stored
-@listed
-@on_engine
 def pull(engine: EngineRef, what: str, name: str, folder: Path | None, form: Form) -> None:
     """Download a model, unless it is there.
 
@@ -132,23 +108,20 @@ def pull(engine: EngineRef, what: str, name: str, folder: Path | None, form: For
 
 
 @model.command("delete")
-@click.argument("names", nargs=-1, metavar="NAME…")
-@click.option("--unfinished", is_flag=True, help="Also delete interrupted downloads.")
+@options("--unfinished  Also delete interrupted downloads.")
 @_stored
-@as_json
-@on_engine
 def delete(
-    engine: EngineRef, names: tuple[str, ...], unfinished: bool, folder: Path | None, json: bool
+    engine: EngineRef, name: tuple[str, ...], unfinished: bool, folder: Path | None, json: bool
 ) -> None:
     """Delete models, by their whole names."""
-    if not names and not unfinished:
+    if not name and not unfinished:
         raise click.UsageError("name a model, or say --unfinished")
     store = _store(engine, folder)
-    for name in names:
-        store.remove(name)
+    for one in name:
+        store.remove(one)
     freed = store.remove_partial() if unfinished else 0
-    gone = [*names, *([f"unfinished downloads ({size(freed)})"] if unfinished else [])]
-    print_done(json, {"removed": names, "unfinished": freed}, f"deleted {', '.join(gone)}")
+    gone = [*name, *([f"unfinished downloads ({size(freed)})"] if unfinished else [])]
+    print_done(json, {"removed": name, "unfinished": freed}, f"deleted {', '.join(gone)}")
 
 
 _rm = copy(delete)  # as other tools call it

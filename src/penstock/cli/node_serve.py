@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shlex
-import signal
-import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.app.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, size
 from penstock.cli.generation import explained
 from penstock.cli.groups import command
 from penstock.cli.live import LiveScreen, Spinner
-from penstock.cli.node_screen import change_line, changes, held, node_status
+from penstock.cli.node_screen import change_line, node_status
 from penstock.cli.options import Parsed, as_lines, options, together, verbose
 from penstock.cli.output import banner
-from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
-from penstock.cli.worker import engine_there
-from penstock.core.errors import Misconfigured, PenstockError
+from penstock.core.errors import Misconfigured
 from penstock.workloads.llm.values import PIPE_TOPICS
-from penstock.workloads.pipes.status import PipesView
+from penstock.workloads.pipes.changes import held
 from penstock.workloads.pipes.views import view_of
 
 if TYPE_CHECKING:
@@ -41,9 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.cli")
 
-_SETTLE = 0.05
-"""Seconds in which changes that belong together come together."""
-_LOOK = 60.0
 _NET = "penstock.workloads.pipes.net"
 _LOOPBACK = ("127.", "[::1]", "localhost")
 
@@ -99,8 +91,8 @@ _own = options(
     --listen HOST:PORT     Where other nodes reach this one; by default 127.0.0.1 and a free port.
     --advertise HOST:PORT  The address that other nodes use, if it differs from --listen.
     --node-id NAME         Its name in the network; else made of host and process.
-    --device DEVICE        What to compute on: cpu, cuda:N or mps; else an accelerator if there is
-            one.
+    --device DEVICE        What to compute on: cpu, cuda:N or mps; else the fastest one, by
+            measuring.
     --dtype DTYPE          Data type of the computation; auto is the faster of float32 and bfloat16
             here.
     --threads 1..          Threads that compute; else measured.
@@ -181,6 +173,8 @@ def start(engine: EngineRef, /, with_parent: bool, **said: Any) -> int:
     SIGTERM or SIGINT let it finish the jobs it has; a second one stops it at once.
     """
     if with_parent:
+        from penstock.app.nodes import stay_with_parent
+
         stay_with_parent()
     return run_node(engine, said)
 
@@ -203,19 +197,6 @@ def node_settings(engine: EngineRef, said: dict[str, Any]) -> Settings:
     if settings.node.join:
         check_key(settings)
     return settings
-
-
-def stay_with_parent() -> None:
-    """End with the parent process, however that ends: standard input is closed then."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if os.isatty(0):
-        raise PenstockError("--with-parent is for processes that are started by another")
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @command()
@@ -294,7 +275,7 @@ async def _live(
     stop: Stop,
     children: Children | None,
 ) -> None:
-    from penstock.app.nodes import NodeFile, announced
+    from penstock.app.nodes import NodeFile, announced, first_failure, watching
 
     node = runner.node
     where = NodeFile(
@@ -307,55 +288,14 @@ async def _live(
         children.attach(node.mesh.join)
     with announced(settings.data_dir / "pipes", where):
         screen.show_status(partial(_status, node))
-        async with _watching(node, screen):
-            await stop.first_of(_first(runner.wait(), children))
-
-
-async def _first(waiting: Coroutine[Any, Any, None], children: Children | None) -> None:
-    """Wait until one of them fails."""
-    if children is None:
-        return await waiting
-    tasks = [asyncio.create_task(waiting), asyncio.create_task(children.wait())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-@asynccontextmanager
-async def _watching(node: Node, screen: LiveScreen) -> AsyncIterator[None]:
-    """Report every change in the network, as this node sees it."""
-    reasons: dict[str, str] = {}
-    node.mesh.on_lost(reasons.__setitem__)
-
-    async def watch() -> None:
-        before = PipesView(nodes=tuple(n for n in _seen(node).nodes if n.node_id == node.node_id))
-        while True:
-            after = _seen(node)
-            for one in changes(before, after, reasons):
-                screen.tell(one)
-            reasons.clear()
-            before = after
-            await node.changed(_LOOK)
-            await asyncio.sleep(_SETTLE)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-
-def _seen(node: Node) -> PipesView:
-    return view_of(node.mesh.table.live())
+        async with watching(node, screen.tell):
+            await stop.first_of(first_failure(runner.wait(), children))
 
 
 def _status(node: Node, seconds: float) -> RenderableType | None:
-    own = next((one for one in _seen(node).nodes if one.node_id == node.node_id), None)
+    from penstock.app.nodes import seen_by
+
+    own = next((one for one in seen_by(node).nodes if one.node_id == node.node_id), None)
     return node_status(own, seconds) if own is not None else None
 
 
@@ -364,11 +304,13 @@ def _runner(
 ) -> NodeRunner:
     from penstock.app.application import engine_address
     from penstock.app.nodes import node_runner
+    from penstock.app.worker_process import reach, wait_for_engine
 
     if not engine.connect:
         return node_runner(settings, screen.load, no_http=no_http)
     join = engine_address(engine.connect, engine.data, engine.secret)
-    there = partial(engine_there, engine, str(join[0]))
+    probe = partial(reach, engine.connect, engine.data, engine.secret)
+    there = partial(wait_for_engine, probe, str(join[0]))
     return node_runner(settings, screen.load, no_http=no_http, join=join, engine_there=there)
 
 

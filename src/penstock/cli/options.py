@@ -6,7 +6,6 @@ The same option means the same everywhere: it is declared here once.
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import inspect
 import re
 import sys
@@ -135,8 +134,8 @@ def _option(line: str, types: Mapping[str, Any]) -> Callable[[F], F]:
         return click.option(*names, parameter, help=found["help"], **flag)
     several, required = value.endswith("..."), "!" in value
     metavar, equals, default = value.removesuffix("...").replace("!", "").partition("=")
-    if value.startswith("KEY=VALUE"):
-        metavar, equals = "KEY=VALUE", ""
+    if "=VALUE" in value:
+        metavar, equals = value.removesuffix("..."), ""
     kind = types.get(parameter) or _TYPES.get(metavar.partition("|")[0])
     if bounds := _RANGE.fullmatch(metavar):
         kind = click.IntRange(int(bounds[1]), int(bounds[2]) if bounds[2] else None)
@@ -180,22 +179,6 @@ _format = click.option(
     help="How to print it: a table, a wide one, names only, or JSON.",
 )
 _quiet = click.option("-q", "--quiet", is_flag=True, help="Names only, as -o name.")
-
-
-def shown(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --json and -o, which become its argument `form`."""
-
-    @functools.wraps(command)
-    def with_form(*args: Any, json: bool, form: str, quiet: bool = False, **said: Any) -> Any:
-        chosen = Form.JSON if json else Form.NAME if quiet else Form(form)
-        return command(*args, form=chosen, **said)
-
-    return as_json(_format(with_form))
-
-
-def listed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a list, which also has -q."""
-    return _quiet(shown(command))
 
 
 def limited(default: int, most: int | None = None) -> Callable[[F], F]:

@@ -2,7 +2,7 @@
 
 Text may have been written by others: a job, a model, another user. Nothing in it may move the
 cursor, set the title, answer in our name or turn the order of characters around: then a failed job
-could look as if it had succeeded. So all printing goes through this module.
+could look as if it had succeeded. So all printing goes through this module (`core.text`).
 
 Colour is for a terminal only, and NO_COLOR turns it off. A table fits the terminal; into a pipe it
 is written in full.
@@ -10,7 +10,6 @@ is written in full.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 import click
 
 from penstock.cli.formats import Number, Whole, short_id, span
+from penstock.core.text import escaped, harmless
 from penstock.dashboard.colours import COLOURS, LIKE
 
 if TYPE_CHECKING:
@@ -36,31 +36,6 @@ Row = dict[str, Cell]
 `+` is in wide tables only."""
 
 # -- text --------------------------------------------------------------------------
-
-_DANGEROUS = re.compile(
-    "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, with all that begins an escape sequence
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the direction of text
-    "\u2028\u2029"  # ends of lines that are not seen as such
-    "]"
-)
-
-
-def harmless(text: str) -> str:
-    """Remove control characters, except tabs and newlines."""
-    return _DANGEROUS.sub("", text)
-
-
-def escaped(json: bytes) -> bytes:
-    """The same JSON, with escapes for such characters; JSON itself escapes only some of them."""
-    if json.isascii() and b"\x7f" not in json:
-        return json
-    return _DANGEROUS.sub(_escape, json.decode()).encode()
-
-
-def _escape(found: re.Match[str]) -> str:
-    # Outside of strings, which have no bare one, \r is a blank.
-    return "\r" if found[0] == "\r" else f"\\u{ord(found[0]):04x}"
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:

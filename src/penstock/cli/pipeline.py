@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from penstock.app.finding import find_job
+from penstock.app.service import cancelling
 from penstock.cli import pipeline_display as display
 from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
@@ -39,8 +41,6 @@ from penstock.cli.output import (
     warn,
 )
 from penstock.cli.pipeline_display import Json, RunView, ending, follow
-from penstock.cli.selection import find_job
-from penstock.cli.service import cancelling
 from penstock.core.errors import (
     InvalidRequest,
     NotFound,
@@ -52,7 +52,8 @@ from penstock.core.errors import (
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
 from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery, item_view
-from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
+from penstock.workloads.pipeline.records import ItemOutcome, PipelineRecord, pipeline_of
+from penstock.workloads.pipeline.run_config import changed_fields
 
 if TYPE_CHECKING:
     from penstock.app import Client
@@ -172,8 +173,14 @@ def start(
 @pipeline.command()
 @started(False)
 @_strict
-def retry(
-    engine: EngineRef, run_id: str, wait: bool, wait_timeout: float | None, strict: bool, json: bool
+async def retry(
+    engine: EngineRef,
+    api: EngineApi,
+    run_id: str,
+    wait: bool,
+    wait_timeout: float | None,
+    strict: bool,
+    json: bool,
 ) -> int:
     """Start a run of what failed in an ended one; prints its id.
 
@@ -184,27 +191,25 @@ def retry(
     async def begin(api: EngineApi) -> PipelineRecord:
         return await api.pipelines.retry_failed((await find_run(api, run_id)).id)
 
-    attached = partial(_attached, engine, strict=strict, json=json, wait_timeout=wait_timeout)
-    return engine.ask(lambda api: attached(api, begin, wait=wait))
+    how = {"wait": wait, "strict": strict, "json": json}
+    return await _attached(engine, api, begin, wait_timeout=wait_timeout, **how)
 
 
 @pipeline.command()
 @_strict
 @options("--json  Print its events as JSON lines.")
-def watch(engine: EngineRef, run_id: str, strict: bool, json: bool) -> int:
+async def watch(
+    engine: EngineRef, reading: EngineApi, run_id: str, strict: bool, json: bool
+) -> int:
     """Show a run, live, until it ends.
 
     Without a terminal it prints a line when a stage begins and one when it ends, from the first
     stage on. The exit code says how the run ended, as that of 'start --wait'. Ctrl-C leaves the run
     alone.
     """
-
-    async def shown_to_its_end(api: EngineApi) -> int:
-        board = RunView(await find_run(api, run_id))
-        ended = await follow(api, board, "events" if json else "")
-        return await ending(api, ended, engine, strict=strict)
-
-    return engine.ask(shown_to_its_end, reading=True)
+    board = RunView(await find_run(reading, run_id))
+    ended = await follow(reading, board, "events" if json else "")
+    return await ending(reading, ended, engine, strict=strict)
 
 
 async def _attached(
@@ -323,21 +328,17 @@ def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> Invali
     states=STATUS,
 )
 @limited(20)
-def runs(
-    engine: EngineRef, /, limit: int, states: tuple[str, ...], form: Form, **said: Any
+async def runs(
+    reading: EngineApi, limit: int, states: tuple[str, ...], form: Form, **said: Any
 ) -> None:
     """List runs of pipelines, newest first."""
-
-    async def find(api: EngineApi) -> list[PipelineRecord]:
-        if said["retry_of"] is not None:
-            said["retry_of"] = (await find_run(api, said["retry_of"])).id
-        if said["before"] is not None:
-            last = await find_run(api, said["before"])
-            said["before"] = (last.created_at, last.id)
-        statuses = tuple(map(PipelineJobStatus, states))
-        return await api.pipelines.runs(RunQuery(statuses=statuses, limit=limit, **said))
-
-    found = engine.ask(find, reading=True)
+    if said["retry_of"] is not None:
+        said["retry_of"] = (await find_run(reading, said["retry_of"])).id
+    if said["before"] is not None:
+        last = await find_run(reading, said["before"])
+        said["before"] = (last.created_at, last.id)
+    statuses = tuple(map(PipelineJobStatus, states))
+    found = await reading.pipelines.runs(RunQuery(statuses=statuses, limit=limit, **said))
     print_list(
         form,
         found,
@@ -357,23 +358,18 @@ def runs(
     after=int,
 )
 @limited(20, most=1000)
-def items(
-    engine: EngineRef, run_id: str, stage: str, outcome: tuple[str, ...], form: Form, **page: int
+async def items(
+    reading: EngineApi, run_id: str, stage: str, outcome: tuple[str, ...], form: Form, **page: int
 ) -> None:
     """List the items of a stage, and how each ended.
 
     Shows after how many attempts, in what time, and why it failed. With --json it is an array
     that also has the input and the output of each.
     """
-
-    async def find(api: EngineApi) -> tuple[list[ItemRecord], list[str]]:
-        job_id, outcomes = (await find_run(api, run_id)).id, tuple(map(ItemOutcome, outcome))
-        found = await api.pipelines.items(job_id, stage, outcomes=outcomes, **page)
-        peeked = found if form.is_table else []
-        return found, await asyncio.gather(*(_peek(api, one.input) for one in peeked))
-
-    found, inputs = engine.ask(find, reading=True)
+    job_id, outcomes = (await find_run(reading, run_id)).id, tuple(map(ItemOutcome, outcome))
+    found = await reading.pipelines.items(job_id, stage, outcomes=outcomes, **page)
     if form.is_table and found:
+        inputs = await asyncio.gather(*(_peek(reading, one.input) for one in found))
         emit(*display.items_page(found, inputs, wide=form.wide))
         if len(found) == page["limit"]:
             echo(f"there may be more: --after {found[-1].seq}", err=True)
@@ -395,19 +391,15 @@ async def _peek(api: EngineApi, pointer: str) -> str:
 
 @pipeline.command()
 @waits("10s", "How long to wait for running items to stop.")
-def cancel(engine: EngineRef, run_id: str, reason: str, wait_timeout: float, json: bool) -> int:
+async def cancel(api: EngineApi, run_id: str, reason: str, wait_timeout: float, json: bool) -> int:
     """Cancel a run.
 
     Prints whether it was cancelled or had already ended (exit code 4), and which items did not
     stop and were abandoned. Exit code 9: it is still stopping when the time to wait is over.
     """
-
-    async def ask(api: EngineApi) -> tuple[CancelAnswer, PipelineRecord]:
-        job_id = (await find_run(api, run_id)).id
-        answer = await api.pipelines.cancel(job_id, reason=reason, timeout=wait_timeout)
-        return answer, await api.pipelines.get(job_id)
-
-    answer, record = engine.ask(ask)
+    job_id = (await find_run(api, run_id)).id
+    answer = await api.pipelines.cancel(job_id, reason=reason, timeout=wait_timeout)
+    record = await api.pipelines.get(job_id)
     code, said = _won(answer, record)
     if json:
         view = msgspec.to_builtins(record)
@@ -431,19 +423,15 @@ def _won(answer: CancelAnswer, record: PipelineRecord) -> tuple[Exit, str]:
 
 
 @pipeline.command()
-def status(engine: EngineRef, run_id: str, form: Form) -> None:
+async def status(engine: EngineRef, reading: EngineApi, run_id: str, form: Form) -> None:
     """Show how far a run is: stages, errors, alerts."""
-
-    async def look(api: EngineApi) -> tuple[PipelineRecord, str, dict[str, str]]:
-        record = await find_run(api, run_id)
-        try:
-            schema = (await api.pipelines.show(record.pipeline)).config_schema
-        except PenstockError:  # no worker serves it any more
-            schema = {}
-        why = "" if record.is_final else await api.why(record.id)
-        return record, why, display.changed_fields(record.config, schema)
-
-    record, why, config = engine.ask(look, reading=True)
+    record = await find_run(reading, run_id)
+    try:
+        schema = (await reading.pipelines.show(record.pipeline)).config_schema
+    except PenstockError:  # no worker serves it any more
+        schema = {}
+    why = "" if record.is_final else await reading.why(record.id)
+    config = changed_fields(record.config, schema)
     page = partial(display.status_page, record, why, config, engine, time.time())
     print_one(form, record, record.id, page)
 

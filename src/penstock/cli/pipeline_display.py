@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec.structs import asdict
 
 from penstock.cli.engine import EngineRef
-from penstock.cli.exits import Exit
+from penstock.cli.exits import ENDS, Exit
 from penstock.cli.formats import Number, moment, plural, short_id, span
 from penstock.cli.output import (
     STYLES,
@@ -32,7 +31,6 @@ from penstock.cli.output import (
     warn,
 )
 from penstock.core.errors import Unavailable
-from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
 from penstock.workloads.pipeline.interface import Pipelines
@@ -50,7 +48,7 @@ from penstock.workloads.pipeline.records import (
     StageRecord,
     StageStatus,
 )
-from penstock.workloads.pipeline.run_config import resolved_schema
+from penstock.workloads.pipeline.run_config import ConfigField, config_fields
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -386,14 +384,11 @@ async def ending(
         f"run what is undone with '{engine.command(f'pipeline retry {name}')}'{later}",
     )
     if status is PipelineJobStatus.FAILED:
-        return _ENDS.get((await api.get(record.id)).state, Exit.FAILED)
+        end = ENDS[(await api.get(record.id)).state]
+        return end or Exit.FAILED  # a job that ended well has written the end of its run
     if status is PipelineJobStatus.CANCELLED:
         return Exit.CANCELLED
     return Exit.FAILED if strict else Exit.OK
-
-
-_ENDS = {JobState.DENIED: Exit.DENIED, JobState.TIMEOUT: Exit.TIMEOUT}
-"""Ends of a job that its run calls FAILED."""
 
 
 # -- items and breakers ----------------------------------------------------------
@@ -478,10 +473,19 @@ def pipeline_page(info: PipelineInfo) -> Iterator[RenderableType]:
     ]
     yield ""
     yield Listing(stages)
-    if fields := list(config_fields(info.config_schema)):
+    if fields := [_field_row(field) for field in config_fields(info.config_schema)]:
         yield ""
         yield Listing(fields)
     yield from _section("ALERT", [(rule.code, when(rule)) for rule in info.alerts], "WHEN")
+
+
+def _field_row(field: ConfigField) -> Row:
+    return {
+        "CONFIG": Wrapped(f"  {field.name}"),
+        "TYPE": Wrapped(field.type),
+        "DEFAULT": Wrapped(field.default),
+        "BOUNDS": Wrapped(field.about),
+    }
 
 
 def what(stage: StageInfo) -> str:
@@ -510,59 +514,3 @@ def when(rule: AlertRule) -> str:
     limits = {"below": rule.below, "above": rule.above, "is": rule.equals}
     said = [f"{word} {_figure(of)}" for word, of in limits.items() if of is not None]
     return f"{rule.metric}{f' / {rule.of}' if rule.of else ''} {' or '.join(said)}".rstrip()
-
-
-# -- the JSON schema of a config -------------------------------------------------
-
-Schema = Mapping[str, Any]
-_DEEPEST = 4
-"""How deep objects in objects are shown; a type may hold itself."""
-_NO_BOUNDS = ("type", "default", "title", "description")
-
-
-def config_fields(schema: Schema, whole: Schema | None = None, outer: str = "") -> Iterator[Row]:
-    """A row a field; one inside an object is OUTER.INNER."""
-    whole = schema if whole is None else whole
-    for name, given in resolved_schema(schema, whole).get("properties", {}).items():
-        field = resolved_schema(given, whole)
-        if field.get("properties") and outer.count(".") < _DEEPEST:
-            yield from config_fields(field, whole, f"{outer}{name}.")
-            continue
-        kind, bounds = _type(field, whole)
-        about = (bounds, given.get("description") or field.get("description"))
-        yield {
-            "CONFIG": Wrapped(f"  {outer}{name}"),
-            "TYPE": Wrapped(kind),
-            "DEFAULT": Wrapped(_default(given)),
-            "BOUNDS": Wrapped("; ".join(filter(None, about))),
-        }
-
-
-def _default(field: Schema) -> str:
-    return msgspec.json.encode(field["default"]).decode() if "default" in field else ""
-
-
-def changed_fields(config: Mapping[str, Any], schema: Schema) -> dict[str, str]:
-    """The fields of a config that are not at their defaults, as JSON."""
-    known = resolved_schema(schema, schema).get("properties", {})
-    return {
-        name: msgspec.json.encode(value).decode()
-        for name, value in config.items()
-        if "default" not in (field := known.get(name, {})) or field["default"] != value
-    }
-
-
-def _type(schema: Schema, whole: Schema) -> tuple[str, str]:
-    """A type and its bounds, in the words of JSON schema."""
-    schema = resolved_schema(schema, whole)
-    if "anyOf" in schema:
-        kinds, limits = zip(*(_type(one, whole) for one in schema["anyOf"]), strict=True)
-        return " or ".join(dict.fromkeys(kinds)), ", ".join(filter(None, limits))
-    if "enum" in schema:
-        return "enum", ", ".join(map(str, schema["enum"]))
-    kind = schema.get("type", "any")
-    bounds = {name: of for name, of in schema.items() if type(of) in (int, float, str)}
-    said = [f"{name} {of}" for name, of in bounds.items() if name not in _NO_BOUNDS]
-    if kind == "array" and schema.get("items"):
-        kind = f"array of {_type(schema['items'], whole)[0]}"
-    return kind if isinstance(kind, str) else " or ".join(kind), ", ".join(said)

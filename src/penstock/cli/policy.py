@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.app.finding import find_job
 from penstock.cli.engine import EngineRef, engine_options
 from penstock.cli.formats import Whole, moment, plural
 from penstock.cli.groups import Commands
@@ -27,7 +28,6 @@ from penstock.cli.output import (
     rich_text,
     warn,
 )
-from penstock.cli.selection import find_job
 from penstock.core.verdict import Decision, SafetyVerdict
 from penstock.ports.engine_api import (
     EngineApi,
@@ -74,33 +74,29 @@ def check(file: str, form: Form) -> None:
 
 
 @policy.command()
-def show(engine: EngineRef, form: Form) -> None:
+async def show(api: EngineApi, form: Form) -> None:
     """Show the rules in force."""
-    _print_policy(engine.ask(lambda api: api.policy.current()), form)
+    _print_policy(await api.policy.current(), form)
 
 
 @policy.command()
-def reload(engine: EngineRef, form: Form) -> None:
+async def reload(api: EngineApi, form: Form) -> None:
     """Reload the rule file now.
 
     The engine does so by itself a second after the file was last changed.
     A file that is wrong is refused, and the rules in force stay.
     """
-    _print_policy(engine.ask(lambda api: api.policy.reload()), form)
+    _print_policy(await api.policy.reload(), form)
 
 
 @policy.command()
-def explain(engine: EngineRef, job: str, json: bool) -> None:
+async def explain(api: EngineApi, job: str, json: bool) -> None:
     """Explain the decision on a job.
 
     Shows how it was judged, how the rules in force judge it now, and every rule that was
     tried, with what it wanted and found. Values of environment variables are not shown.
     """
-
-    async def ask(api: EngineApi) -> Explanation:
-        return await api.policy.explain((await find_job(api, job)).job_id)
-
-    told = engine.ask(ask)
+    told = await api.policy.explain((await find_job(api, job)).job_id)
     print_json(told) if json else _print_explanation(told)
 
 

@@ -16,10 +16,7 @@ from penstock.cli.engine import engine_options
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.groups import Commands
 from penstock.cli.output import echo, warn
-from penstock.core.errors import PenstockError, TooMany
-
-DEBUG = "PENSTOCK_X_DEBUG"
-"""The variable that asks for stack traces."""
+from penstock.core.errors import DEBUG, PenstockError, TooMany
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Everyday": {
@@ -29,28 +26,28 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "status",
             "Show whether the engine runs, its jobs and workers, and what needs a person.",
         ),
-        "submit": ("job_submit", "Submit a job; prints its id."),
-        "run": ("run", "Run a command in a container, as a job."),
+        "submit": ("job", "Submit a job; prints its id."),
+        "run": ("container", "Run a command in a container, as a job."),
         "ps": ("job_list", "List jobs, newest first."),
         "show": ("job_show", "Show a job: its state, the reason, and its history."),
         "watch": ("job_watch", "Watch a job until it ends."),
         "logs": ("job_watch", "Print what a job wrote, and after it what its retries wrote."),
         "result": ("job_result", "Print what a job returned."),
-        "cancel": ("job_act", "Cancel jobs."),
-        "retry": ("job_act", "Retry jobs that failed or timed out."),
-        "approve": ("job_act", "Approve jobs that are awaiting approval."),
-        "reject": ("job_act", "Reject jobs that are awaiting approval: they end DENIED."),
+        "cancel": ("job", "Cancel jobs."),
+        "retry": ("job", "Retry jobs that failed or timed out."),
+        "approve": ("job", "Approve jobs that are awaiting approval."),
+        "reject": ("job", "Reject jobs that are awaiting approval: they end DENIED."),
         "ask": ("ask", "Ask a language model; prints its answer as it comes."),
         "chat": ("chat", "Chat with a language model."),
-        "top": ("status", "Watch the engine: jobs, rates, workers."),
+        "top": ("status", "Watch the engine: what needs a person, jobs, rates, failures, workers."),
         "events": ("job_watch", "Print everything that happens to any job, from now on."),
         "dashboard": ("key", "Print a link that signs a browser in."),
     },
     "By noun": {
         "job": ("job", "Submit, list, show, watch, cancel and retry jobs."),
         "worker": ("worker", "Start, list, show and drain workers."),
-        "pool": ("pool", "List, show, pause, resume and drain pools."),
-        "topic": ("pool", "List the topics that workers serve."),
+        "pool": ("worker", "List, show, pause, resume and drain pools."),
+        "topic": ("worker", "List the topics that workers serve."),
         "schedule": ("schedule", "Create, list, show, change and delete schedules (cron)."),
         "limit": ("limit", "Create, list, show and delete limits."),
         "key": ("key", "Create, list, show and delete API keys."),
@@ -64,9 +61,9 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Engine": {
         "mcp": ("mcp", "Serve topics as tools of an AI agent (MCP)."),
-        "db": ("db", "Show, migrate, verify and fill the engine's PostgreSQL database."),
-        "config": ("config", "Show the settings in effect, and where each comes from."),
-        "audit": ("audit", "Show the audit log: who did what, newest first."),
+        "db": ("data", "Show, migrate, verify and fill the engine's PostgreSQL database."),
+        "config": ("doctor", "Show the settings in effect, and where each comes from."),
+        "audit": ("data", "Show the audit log: who did what, newest first."),
         "verify": ("data", "Check every job's record against its log."),
         "prune": ("data", "Delete jobs that ended long ago."),
         "backup": ("data", "Copy the data directory to a new folder."),
@@ -120,6 +117,7 @@ RENAMED_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "node up": {"--key": "--network-key", "--drain": "--drain-timeout"},
     "node status": {"--key": "--network-key"},
     "spool list": {"--status": "--state"},
+    "spool serve": {"--drain": "--drain-timeout"},
     "spool cancel": {"--timeout": "--wait-timeout"},
     "spool wait": {"--timeout": "--wait-timeout"},
 }

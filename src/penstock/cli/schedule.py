@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 import click
@@ -65,22 +64,19 @@ def create(
     CRON is five fields, minute hour day month weekday ('30 7 * * mon-fri'), six with seconds
     in front, or @hourly, @daily, @weekly, @monthly, @yearly.
     """
+    from penstock.app.client import encode_input
+    from penstock.core.job import JobRequest
+    from penstock.workloads.function.options import checked
+
     payload = None if given is None else read_object("--input", read_source("--input", given))
+    fields = {"job_id": "", "topic": topic, "tenant": tenant, **checked(job_fields(options))}
 
     async def make(api: EngineApi) -> ScheduleView:
-        from penstock.core.job import JobRequest
-        from penstock.workloads.function.options import checked
-
+        pointer = "" if payload is None else await api.put_blob(encode_input(payload))
         made = Schedule(
             name=name,
             cron=cron,
-            request=JobRequest(
-                job_id="",
-                topic=topic,
-                context_ptr=await _pointer(api, payload),
-                tenant=tenant,
-                **checked(job_fields(options)),
-            ),
+            request=JobRequest(context_ptr=pointer, **fields),
             timezone=timezone,
             catch_up=CatchUp(catch_up),
             overlap=not no_overlap,
@@ -92,12 +88,6 @@ def create(
     _tell(engine.ask(make), json)
 
 
-async def _pointer(api: EngineApi, payload: dict[str, Any] | None) -> str:
-    from penstock.app.client import encode_input
-
-    return "" if payload is None else await api.put_blob(encode_input(payload))
-
-
 def _tell(view: ScheduleView, json: bool) -> None:
     print_done(json, view, f"{view.schedule.name} {_next(view, time.time())}")
 
@@ -107,7 +97,7 @@ def _next(view: ScheduleView, now: float) -> str:
         return "is paused"
     if view.next_at is None:
         return "never fires"
-    return f"fires next {next(_ahead(view))} (in {span(view.next_at - now)})"
+    return f"fires next {_times(view)[0]} (in {span(view.next_at - now)})"
 
 
 def schedule_row(view: ScheduleView, now: float) -> Row:
@@ -136,9 +126,9 @@ SCHEDULES.list("List the schedules.")
 
 
 @schedule.command()
-def show(engine: EngineRef, name: str, tenant: str, form: Form) -> None:
+async def show(api: EngineApi, name: str, tenant: str, form: Form) -> None:
     """Show a schedule, its next times and its last job."""
-    view = engine.ask(lambda api: api.schedules.get(name, tenant))
+    view = await api.schedules.get(name, tenant)
     now = time.time()
     print_one(form, view, name, lambda: [f"schedule {name}", facts(_facts(view, now))])
 
@@ -148,7 +138,7 @@ def _facts(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:
     yield "now", _next(view, now)
     yield "cron", f"{known.cron}, {known.timezone}"
     if view.next_at is not None:
-        yield "times", ", ".join(_ahead(view))
+        yield "times", ", ".join(_times(view)[:_AHEAD])
     yield "topic", known.request.topic
     yield "tenant", known.tenant
     yield "missed", _MISSED[known.catch_up]
@@ -167,40 +157,38 @@ _MISSED = {
 }
 
 
-def _ahead(view: ScheduleView) -> Iterator[str]:
+def _times(view: ScheduleView) -> list[str]:
     """Its next times, in its time zone."""
-    from penstock.core.calendar import Calendar, zone
+    from penstock.core.calendar import zone
 
-    known = view.schedule
-    assert view.next_at is not None
-    for at in islice(Calendar(known.cron, known.timezone).after(view.next_at - 1), _AHEAD):
-        yield f"{datetime.fromtimestamp(at, zone(known.timezone)):%Y-%m-%d %H:%M:%S %Z}"
+    local = zone(view.schedule.timezone)
+    return [f"{datetime.fromtimestamp(at, local):%Y-%m-%d %H:%M:%S %Z}" for at in view.upcoming]
 
 
 @schedule.command()
-def pause(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+async def pause(api: EngineApi, name: str, tenant: str, json: bool) -> None:
     """Pause a schedule.
 
     Times that pass while it is paused are skipped.
     """
-    _tell(engine.ask(lambda api: api.schedules.pause(name, tenant)), json)
+    _tell(await api.schedules.pause(name, tenant), json)
 
 
 @schedule.command()
-def resume(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+async def resume(api: EngineApi, name: str, tenant: str, json: bool) -> None:
     """Resume a paused schedule, from its next time on."""
-    _tell(engine.ask(lambda api: api.schedules.pause(name, tenant, paused=False)), json)
+    _tell(await api.schedules.pause(name, tenant, paused=False), json)
 
 
 @schedule.command()
-def fire(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+async def fire(api: EngineApi, name: str, tenant: str, json: bool) -> None:
     """Submit its job now, in addition to its times; prints the id."""
-    job = engine.ask(lambda api: api.schedules.fire(name, tenant))
+    job = await api.schedules.fire(name, tenant)
     print_done(json, record(job), job.job_id)
 
 
 @schedule.command()
-def delete(engine: EngineRef, name: str, tenant: str, json: bool) -> None:
+async def delete(api: EngineApi, name: str, tenant: str, json: bool) -> None:
     """Delete a schedule. Jobs that it submitted go on."""
-    engine.ask(lambda api: api.schedules.delete(name, tenant))
+    await api.schedules.delete(name, tenant)
     print_done(json, {"name": name, "deleted": True}, f"{name} deleted")

@@ -9,24 +9,19 @@ from typing import Any
 
 import click
 from msgspec import Struct
-from msgspec.structs import replace
 
+from penstock.app.finding import every_job, find_job, first_try_of
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.formats import plural, total
 from penstock.cli.options import as_json, options, sure, together
 from penstock.cli.output import echo, print_done, print_json, warn
-from penstock.core.errors import NotFound, PenstockError
-from penstock.core.job import Job, chain_of
+from penstock.core.errors import PenstockError
 from penstock.ports.engine_api import Bulk, EngineApi
 from penstock.ports.store import JobQuery
 
 Done = tuple[Exit, dict[str, Any], str]
 """What came of an act: an exit code, its JSON, and that in words."""
-
-_ENOUGH = 5
-_SHORTEST = 3
-_PAGE = 1000
 
 # -- by id -------------------------------------------------------------------------
 
@@ -37,42 +32,6 @@ def job_ids(given: Sequence[str]) -> list[str]:
     for text in given:
         ids += sys.stdin.read().split() if text == "-" else [text]
     return ids
-
-
-async def find_job(api: EngineApi, text: str) -> Job:
-    """The job with this id, or with one that begins or ends so.
-
-    Raises NotFound, or BadParameter if it could be several.
-    """
-    try:
-        return await api.get(text)
-    except NotFound:
-        found = await _alike(api, text) if len(text) >= _SHORTEST else []
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise NotFound(f"no job {text!r}", hint="'penstock ps' lists the jobs there are")
-    some = ", ".join(job.job_id for job in found[:3]) + (", …" if len(found) > 3 else "")
-    raise click.BadParameter(f"{text!r} could be several jobs: {some}")
-
-
-async def job_id_of(api: EngineApi, text: str) -> str:
-    """The whole id; what was given, if no job has it: it may have been pruned."""
-    try:
-        return (await find_job(api, text)).job_id
-    except NotFound:
-        return text
-
-
-async def _alike(api: EngineApi, text: str) -> list[Job]:
-    """Jobs whose id begins or ends so; a few are enough to say that it could be several."""
-    plain = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
-    found = {
-        job.job_id: job
-        for glob in (f"{plain}*", f"*{plain}")
-        for job in await api.find(JobQuery(job_id=glob, limit=_ENOUGH))
-    }
-    return list(found.values())
 
 
 async def each(ids: Sequence[str], act: Callable[[str], Awaitable[Done]], *, json: bool) -> Exit:
@@ -120,34 +79,13 @@ async def query_of(api: EngineApi, said: dict[str, Any], **more: Any) -> JobQuer
         tenant=said["tenant"],
         labels=dict(said["label"]),
         workflow_id=said["workflow"],
-        child_of=None if parent is None else await _first_try(api, parent),
+        child_of=None if parent is None else await first_try_of(api, parent),
         principal=said["principal"],
         schedule=said["schedule"],
         accepted_from=None if newer is None else now - newer,
         accepted_to=None if older is None else now - older,
         **more,
     )
-
-
-async def _first_try(api: EngineApi, text: str) -> str:
-    """The first try of a job; what was given, if no job has that id: it may have been pruned."""
-    try:
-        return chain_of((await find_job(api, text)).request)
-    except NotFound:
-        return text
-
-
-async def every_job(api: EngineApi, query: JobQuery) -> list[Job]:
-    """All pages. A workflow's steps come in another order, so they are asked for at once."""
-    if query.workflow_id is not None:
-        return await api.find(replace(query, limit=sys.maxsize))
-    jobs: list[Job] = []
-    while page := await api.find(replace(query, limit=_PAGE)):
-        jobs += page
-        query = replace(query, before=page[-1].seq)
-        if len(page) < _PAGE:
-            break
-    return jobs
 
 
 # -- acts on several jobs ----------------------------------------------------------

@@ -18,16 +18,12 @@ from penstock.cli.generation import generation_options, is_piped, options_of, re
 from penstock.cli.groups import Commands
 from penstock.cli.live import progress
 from penstock.cli.options import (
-    DURATION,
-    MOMENT,
     PRIORITY,
-    as_json,
     converted,
+    options,
     read_object,
     read_source,
-    reason,
     started,
-    wait_timeout,
     waits,
 )
 from penstock.cli.output import echo, print_done, print_json, warn
@@ -37,7 +33,6 @@ from penstock.cli.spool_view import (
     check_folder,
     get,
     ids_given,
-    in_workspace,
     list_jobs,
     print_found,
     result,
@@ -50,7 +45,6 @@ from penstock.cli.spool_view import (
 from penstock.core.errors import InvalidRequest, WaitTimedOut
 from penstock.lifecycles.spool import SPOOL, Status
 from penstock.workloads.spool.client import changes
-from penstock.workloads.spool.client.changes import outdated
 from penstock.workloads.spool.client.flow import Flow
 from penstock.workloads.spool.client.work import Submission, Work, checked
 from penstock.workloads.spool.config import JobKind, Sync
@@ -75,36 +69,31 @@ class JobFiles(Struct, frozen=True, kw_only=True):
 
 
 @spool.command()
-@in_workspace
-@click.argument("prompt", nargs=-1, metavar="[PROMPT…]")
-@click.option("-f", "--file", metavar="FILE", help="The prompt is in this file.")
-@click.option(
-    "--jsonl",
-    metavar="FILE|-",
-    help='A job for each line, as {"prompt": "…", "max_tokens": 20}; options here hold for all.',
+@click.argument("prompt", nargs=-1, metavar="[PROMPT...]")
+@options(
+    """
+    -f, --file FILE  The prompt is in this file.
+    --jsonl FILE|-   A job for each line, as {"prompt": "…", "max_tokens": 20}; options here hold
+            for all.
+    """
 )
 @started(False)
-@wait_timeout
 @generation_options
-@click.option("--logprobs", type=int, metavar="N", help="Print this many alternatives per token.")
-@click.option("--raw", is_flag=True, help="Give the model the prompt without its chat template.")
-@click.option("--embed", is_flag=True, help="Make a vector of it, not an answer.")
-@click.option(
-    "--image",
-    "images",
-    multiple=True,
-    metavar="FILE",
-    help="An image that the prompt is about; may be repeated.",
+@options(
+    """
+    --logprobs N               Print this many alternatives per token.
+    --raw                      Give the model the prompt without its chat template.
+    --embed                    Make a vector of it, not an answer.
+    --image FILE... as images  An image that the prompt is about; may be repeated.
+    --parent ID                The job whose conversation it goes on with.
+    --tag TAG... as tags       Label of the job; may be repeated.
+    --priority PRIORITY        How urgent it is.
+    --deadline TIME|+DURATION  Time by which it must have ended.
+    --timeout DURATION         Maximum run time of one attempt.
+    --no-sync                  Faster, but an id may not survive power loss.
+    """,
+    priority=PRIORITY,
 )
-@click.option("--parent", metavar="ID", help="The job whose conversation it goes on with.")
-@click.option("--tag", "tags", multiple=True, help="Label of the job; may be repeated.")
-@click.option("--priority", type=PRIORITY, help="How urgent it is.")
-@click.option(
-    "--deadline", type=MOMENT, metavar="TIME|+DURATION", help="Time by which it must have ended."
-)
-@click.option("--timeout", type=DURATION, help="Maximum run time of one attempt.")
-@click.option("--no-sync", is_flag=True, help="Faster, but an id may not survive power loss.")
-@as_json
 def submit(
     workspace: Path,
     prompt: tuple[str, ...],
@@ -228,13 +217,9 @@ def _line(line: dict[str, Any], given: dict[str, Any]) -> Submission:
 
 
 @spool.command()
-@in_workspace
-@click.argument("ids", nargs=-1, metavar="[ID…]")
-@reason
 @waits("10s", "How long to wait for running work to end.")
-@as_json
 def cancel(
-    workspace: Path, ids: tuple[str, ...], reason: str, wait_timeout: float, json: bool
+    workspace: Path, job: tuple[str, ...], reason: str, wait_timeout: float, json: bool
 ) -> int:
     """Cancel jobs; a running one stops within a token.
 
@@ -247,7 +232,7 @@ def cancel(
     async def cancel_one(job_id: str) -> Done:
         return _cancel(place, job_id, reason, wait_timeout)
 
-    return run(each(_named(ids), cancel_one, json=json))
+    return run(each(_named(job), cancel_one, json=json))
 
 
 def _cancel(workspace: Workspace, job_id: str, reason: str, timeout: float) -> Done:
@@ -274,10 +259,7 @@ def _told(job_id: str, status: Status, code: Exit, said: str) -> Done:
 
 
 @spool.command()
-@in_workspace
-@click.argument("ids", nargs=-1, metavar="[ID…]")
-@as_json
-def retry(workspace: Path, ids: tuple[str, ...], json: bool) -> int:
+def retry(workspace: Path, job: tuple[str, ...], json: bool) -> int:
     """Submit jobs that have ended once more; prints the new ids.
 
     The new job has the same files and options as the old one, which stays where it is. The
@@ -289,7 +271,7 @@ def retry(workspace: Path, ids: tuple[str, ...], json: bool) -> int:
         new = changes.retry(place, job_id)
         return Exit.OK, {"job_id": new, "retry_of": job_id}, new
 
-    return run(each(_named(ids), again, json=json))
+    return run(each(_named(job), again, json=json))
 
 
 def _named(given: tuple[str, ...]) -> list[str]:
@@ -300,13 +282,15 @@ def _named(given: tuple[str, ...]) -> list[str]:
 
 
 @spool.command()
-@in_workspace
-@click.option("--older-than", type=DURATION, help="Those that ended longer ago than this.")
-@click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the last N.")
-@click.option("--done", is_flag=True, help="Only jobs that are DONE.")
-@click.option("--failed", is_flag=True, help="Only jobs that are FAILED.")
-@click.option("--dry-run", is_flag=True, help="Only print which ones.")
-@as_json
+@options(
+    """
+    --older-than DURATION  Those that ended longer ago than this.
+    --keep 0..             All but the last N.
+    --done                 Only jobs that are DONE.
+    --failed               Only jobs that are FAILED.
+    --dry-run              Only print which ones.
+    """
+)
 def prune(
     workspace: Path,
     older_than: float | None,
@@ -325,8 +309,7 @@ def prune(
         raise click.UsageError("say which: --older-than 7d, --keep 100, or both")
     wanted = [Status.DONE] * done + [Status.FAILED] * failed
     states = wanted or sorted(SPOOL.final)
-    choose = outdated if dry_run else changes.clean
-    gone = choose(workspace_at(workspace), older_than, keep, states)
+    gone = changes.clean(workspace_at(workspace), older_than, keep, states, dry_run=dry_run)
     if json:
         print_json({"removed": [] if dry_run else gone, "matched": gone})
     elif dry_run:

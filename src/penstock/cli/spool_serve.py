@@ -16,21 +16,22 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from penstock.app.service import Stop, log_to_stderr, run_service
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment, plural, size, span
 from penstock.cli.generation import PULL, explained
+from penstock.cli.groups import command
 from penstock.cli.live import LiveScreen
-from penstock.cli.options import DURATION, SIZE, as_lines, converted, verbose
+from penstock.cli.options import as_lines, converted, options
 from penstock.cli.output import banner, rich_text
-from penstock.cli.service import Stop, log_to_stderr, run_service
-from penstock.cli.spool_view import check_folder, in_workspace
+from penstock.cli.spool_view import check_folder
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.running import EventKind, JobEvent
+from penstock.workloads.spool.server.pool import EventKind, JobEvent
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -84,50 +85,48 @@ def _status(server: Server, seconds: float) -> Text:
 
 log = logging.getLogger("penstock.cli")
 C = TypeVar("C", ModelConfig, ServerConfig)
+_OPTIONS = {
+    "slots": "workers",
+    "keep_jobs": "keep",
+    "keep_seconds": "keep_for",
+    "drain": "drain_timeout",
+}
+"""Options that are not named as their fields."""
 
 
-@click.command()
-@in_workspace
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="FILE|NAME",
-    help="A GGUF file, or a model's name; may be repeated, the first is the default.",
+@command()
+@options(
+    """
+    --model FILE|NAME... as models  A GGUF file, or a model's name; may be repeated, the first is
+            the default.
+    --models-dir DIRECTORY      Where models are kept; else the setting models.dir.
+    --split-model NAME|FILE     A model that is split over nodes, instead of whole ones: this server
+            is its origin, with the settings of [node].
+    --join ADDRESS...           A node of the split model.
+    --workers N                 Jobs at once; by default 8.
+    --context TOKENS            Context of one job.
+    --threads N                 Threads that compute; else one per core.
+    --memory SIZE               Memory that all models may take together.
+    --max-tokens N              Default limit of a job: 2048.
+    --attempts N                How often a job may crash it: 3.
+    --drain-timeout DURATION as drain  How long running jobs may take to finish when it is stopped;
+            by default 30s.
+    --keep N as keep_jobs       Keep this many ended jobs.
+    --keep-for DURATION as keep_seconds  Keep ended jobs this long.
+    """,
+    models_dir=click.Path(file_okay=False, path_type=Path),
 )
-@click.option(
-    "--models-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where models are kept; else the setting models.dir.",
-)
-@click.option(
-    "--split-model",
-    metavar="NAME|FILE",
-    help="A model that is split over nodes, instead of whole ones: this server is its origin, with"
-    " the settings of [node].",
-)
-@click.option("--join", multiple=True, metavar="ADDRESS", help="A node of the split model.")
-@click.option("--workers", type=int, metavar="N", help="Jobs at once; by default 8.")
-@click.option("--context", type=int, metavar="TOKENS", help="Context of one job.")
-@click.option("--threads", type=int, metavar="N", help="Threads that compute; else one per core.")
-@click.option("--memory", type=SIZE, help="Memory that all models may take together.")
-@click.option("--max-tokens", type=int, metavar="N", help="Default limit of a job: 2048.")
-@click.option("--attempts", type=int, metavar="N", help="How often a job may crash it: 3.")
-@click.option("--drain", type=DURATION, help="Time for running jobs at the end: 30s.")
 @click.option(
     *("--no-sync", "sync"),
     flag_value=Sync.NONE.value,
     default=None,
     help="Faster, but what is done may not survive power loss.",
 )
-@click.option("--keep", "keep_jobs", type=int, metavar="N", help="Keep this many ended jobs.")
-@click.option("--keep-for", "keep_seconds", type=DURATION, help="Keep ended jobs this long.")
 @as_lines
-@verbose
-@click.pass_obj
 def serve(
-    engine_ref: EngineRef,
+    engine: EngineRef,
     /,
+    workspace: Path,
     split_model: str | None,
     join: tuple[str, ...],
     json: bool,
@@ -140,8 +139,9 @@ def serve(
     finish; a second signal queues them again and stops it at once. Without --model it has all
     models of 'penstock model list'.
     """
-    check_folder(said["workspace"])
-    settings = engine_ref.settings()
+    check_folder(workspace)
+    said["workspace"] = workspace
+    settings = engine.settings()
     if split_model and (said["models"] or said["models_dir"]):
         raise InvalidRequest("--split-model", "can't be used with --model or --models-dir")
     if join and not split_model:
@@ -152,7 +152,7 @@ def serve(
         settings = replace(settings, node=node)
     config = _checked(ServerConfig, said)
     models = settings.models
-    engine = _checked(
+    served = _checked(
         ModelConfig,
         said,
         models_dir=said["models_dir"] or settings.model_folder,
@@ -161,7 +161,7 @@ def serve(
         tensor_split=models.tensor_split,
         projector_gpu=models.projector_gpu,
     )
-    runner = partial(_split, settings) if split_model else partial(_whole, engine)
+    runner = partial(_split, settings) if split_model else partial(_whole, served)
     return run_service(_serve(config, runner, json=json, verbose=verbose))
 
 
@@ -171,9 +171,7 @@ def _checked(kind: type[C], said: Mapping[str, Any], **more: Any) -> C:
     try:
         return converted({name: of for name, of in given.items() if of is not None}, kind)
     except InvalidRequest as error:
-        name = {"slots": "workers", "keep_jobs": "keep", "keep_seconds": "keep_for"}.get(
-            error.field, error.field
-        )
+        name = _OPTIONS.get(error.field, error.field)
         raise InvalidRequest("--" + name.replace("_", "-"), error.problem) from error
 
 

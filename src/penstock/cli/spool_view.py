@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from msgspec import Struct
 
 from penstock.cli.engine import run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Whole, moment, plural, span
 from penstock.cli.generation import is_piped, piped
+from penstock.cli.groups import command
 from penstock.cli.live import TextStream, progress, redraw
-from penstock.cli.options import as_json, as_lines, limited, listed, wait_timeout
+from penstock.cli.options import as_lines, limited, options
 from penstock.cli.output import (
     Form,
     Listing,
     Row,
     echo,
     emit,
-    harmless,
     print_done,
     print_json,
     print_line,
@@ -35,30 +34,21 @@ from penstock.cli.output import (
     warn,
 )
 from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.text import harmless
 from penstock.lifecycles.spool import FOLDERS, SPOOL, VISIBLE, Status
-from penstock.workloads.spool.client.flow import Flow
-from penstock.workloads.spool.client.job_view import JobView, Partial, Position
-from penstock.workloads.spool.disk.closing import EMBEDDING
-from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.disk.ids import check_job_id, submitted_near
-from penstock.workloads.spool.disk.meta import time_of
-from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.outcomes import CANCELLED, DEADLINE, TIMEOUT
+from penstock.workloads.spool.client.flow import Flow, JobView, Partial, Position
+from penstock.workloads.spool.disk.workspace import Workspace, check_job_id
+from penstock.workloads.spool.server.processor import CANCELLED, DEADLINE, TIMEOUT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-in_workspace = click.argument("workspace", type=click.Path(path_type=Path))
-"""A spool has no engine to be found: its folder is always the first argument."""
-STATUS = click.Choice([one.value for one in VISIBLE], case_sensitive=False)
 _ENDS = {CANCELLED: Exit.CANCELLED, TIMEOUT: Exit.TIMEOUT, DEADLINE: Exit.TIMEOUT}
 """The exit codes of FAILED jobs by the code in their metadata."""
 NO_SERVER = "no server is seen here: 'penstock spool serve' starts one"
 _ROWS = 8
 """How many of each kind the board shows."""
 _TAIL = 200
-_BEGINNING = 120
-_PERIOD = 0.25
 _LOOK = 0.05
 """Seconds between looks at a job whose text is being made."""
 _SELDOM = 0.5
@@ -120,7 +110,7 @@ def say_how_to_go_on(workspace: Workspace, job_id: str) -> None:
 def print_found(found: JobView, *, json: bool = False) -> Exit:
     """Print what an ended job made, or why it failed; the exit code of its end."""
     if json:
-        print_json(view_of(found))
+        print_json(found.fields())
     elif found.status is Status.DONE:
         print_content(found.content or b"")
     else:
@@ -161,48 +151,25 @@ def code_of(found: JobView) -> Exit:
             return Exit.NOT_YET
 
 
-def view_of(found: JobView) -> dict[str, Any]:
-    """A job as its JSON: where it is, its metadata, and what it made."""
-    view: dict[str, Any] = {"job_id": found.job_id, "status": found.status.value}
-    if found.status is Status.MISSING:
-        return view
-    fields = msgspec.to_builtins(found.meta)
-    known = {name: value for name, value in fields.items() if value not in (None, "", ())}
-    view = {**known.pop("other", {}), **known, **view}
-    if found.status is Status.DONE:
-        view |= _made(found)
-    elif found.status is Status.FAILED:
-        view["error"] = found.error
-    return view
-
-
-def _made(found: JobView) -> dict[str, Any]:
-    if EMBEDDING in found.artifacts and found.content is not None:
-        try:
-            return {"embedding": msgspec.json.decode(found.content)}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # what lies there is shown as it is
-    return {"result": found.text}
-
-
-@click.command()
-@in_workspace
-@click.argument("ids", nargs=-1, metavar="[ID…]")
-@click.option("--partial", is_flag=True, help="Of a running job, what there is by now.")
-@click.option("--jsonl", is_flag=True, help="Print a line of JSON for each of several jobs.")
-@as_json
-def result(workspace: Path, ids: tuple[str, ...], partial: bool, jsonl: bool, json: bool) -> int:
+@command()
+@options(
+    """
+    --partial  Of a running job, what there is by now.
+    --jsonl    Print a line of JSON for each of several jobs.
+    """
+)
+def result(workspace: Path, job: tuple[str, ...], partial: bool, jsonl: bool, json: bool) -> int:
     """Print what a job made, as it is.
 
     The id comes on the command line or on standard input; without one it is the job that ended
     last. The exit code says how the job ended; 9: it has no result yet, 3: there is no such job.
     """
     flow = Flow(workspace_at(workspace))
-    wanted = ids_given(ids) if ids or is_piped() else []
+    wanted = ids_given(job) if job or is_piped() else []
     if jsonl:
         codes = []
         for found in map(flow.get, wanted):
-            print_line(view_of(found))
+            print_line(found.fields())
             codes.append(code_of(found))
         return max(codes, default=Exit.OK)
     if len(wanted) > 1:
@@ -213,22 +180,18 @@ def result(workspace: Path, ids: tuple[str, ...], partial: bool, jsonl: bool, js
     return print_found(found, json=json)
 
 
-@click.command(hidden=True)
-@in_workspace
-@click.argument("ids", nargs=-1, metavar="[ID…]")
-@click.option("--partial", is_flag=True, hidden=True)
-@click.option("--jsonl", is_flag=True, hidden=True)
-@as_json
-@click.pass_context
-def get(ctx: click.Context, /, **said: Any) -> int:
+@command(hidden=True)
+@options("--partial  As of 'result'.\n--jsonl  As of 'result'.")
+def get(workspace: Path, job: tuple[str, ...], json: bool, **said: bool) -> int:
     """Print what a job made, with the exit codes of the original tool.
 
     It is 'result' for scripts that were written for that tool: 0 with the result, 1 for a job that
     FAILED or an id that can't be one, 2 for a job that is not ready or not there.
     """
-    workspace_at(said["workspace"])
+    workspace_at(workspace)
+    context = click.get_current_context()
     try:
-        code: int = ctx.invoke(result, **said)
+        code: int = context.invoke(result, workspace=workspace, job=job, json=json, **said)
     except InvalidRequest as error:
         # Not 2, which would tell a script to ask again.
         warn(error.message, error.hint)
@@ -250,20 +213,16 @@ def _print_partial(flow: Flow, found: JobView, json: bool) -> int:
     part = flow.partial(found.job_id)
     if json:
         progress = msgspec.to_builtins(part.progress)
-        print_json({**view_of(found), "partial": part.text, "progress": progress})
+        print_json({**found.fields(), "partial": part.text, "progress": progress})
     else:
         print_content(part.text.encode())
     return Exit.OK
 
 
-@click.command()
-@in_workspace
-@click.argument("ids", nargs=-1, metavar="[ID…]")
-@click.option("--idle", is_flag=True, help="Wait until nothing is queued or running here.")
-@wait_timeout
-@as_json
+@command()
+@options("--idle  Wait until nothing is queued or running here.")
 def wait(
-    workspace: Path, ids: tuple[str, ...], idle: bool, wait_timeout: float | None, json: bool
+    workspace: Path, job: tuple[str, ...], idle: bool, wait_timeout: float | None, json: bool
 ) -> int:
     """Wait until jobs have ended; prints their ids.
 
@@ -274,11 +233,11 @@ def wait(
     """
     flow = Flow(workspace_at(workspace))
     if idle:
-        if ids:
+        if job:
             raise click.UsageError("--idle waits for all jobs; it takes no ids")
         warn_if_unserved(flow)
         return _wait_idle(flow, wait_timeout, json)
-    wanted = ids_given(ids)
+    wanted = ids_given(job)
     if not wanted:
         raise click.UsageError("say which jobs: their ids, ids on standard input, or --idle")
     warn_if_unserved(flow)
@@ -317,29 +276,12 @@ def _wait_idle(flow: Flow, timeout: float | None, json: bool) -> int:
 # -- lists -------------------------------------------------------------------------
 
 
-class JobSummary(Struct, frozen=True, kw_only=True):
-    """A job in the list, as much of it as is shown."""
-
-    job_id: str
-    status: Status
-    submitted_at: float
-    prompt: str
-    """Its beginning, in one line."""
-    tokens: int | None = None
-    """Of the answer, so far."""
-    seconds: float | None = None
-    """For which it ran."""
-    code: str = ""
-    tags: tuple[str, ...] = ()
-
-
-@click.command("list")
-@in_workspace
-@click.option(
-    "--state", "states", type=STATUS, multiple=True, help="In this state; may be repeated."
+@command("list")
+@options(
+    "--state STATE... as states  In this state; may be repeated.",
+    states=click.Choice(VISIBLE, case_sensitive=False),
 )
 @limited(20)
-@listed
 def list_jobs(workspace: Path, states: tuple[str, ...], limit: int, form: Form) -> None:
     """List jobs, newest first."""
     flow = Flow(workspace_at(workspace))
@@ -350,7 +292,7 @@ def list_jobs(workspace: Path, states: tuple[str, ...], limit: int, form: Form) 
     now = time.time()
     print_list(
         form,
-        [_summary(flow, flow.get(job_id)) for job_id in found],
+        [flow.summary(job_id) for job_id in found],
         lambda one: {
             "ID": Whole(one.job_id),
             "STATUS": styled(one.status),
@@ -364,19 +306,8 @@ def list_jobs(workspace: Path, states: tuple[str, ...], limit: int, form: Form) 
     )
 
 
-def _summary(flow: Flow, found: JobView) -> JobSummary:
-    meta = found.meta
-    running = found.status is Status.RUNNING
-    return JobSummary(
-        job_id=found.job_id,
-        status=found.status,
-        submitted_at=time_of(meta.submitted_at) or submitted_near(found.job_id),
-        prompt=_beginning(flow, found.job_id),
-        tokens=_partial(flow, found.job_id).progress.tokens if running else meta.completion_tokens,
-        seconds=meta.duration_s,
-        code=meta.code,
-        tags=meta.tags,
-    )
+def _one_line(text: str) -> str:
+    return " ".join(harmless(text).split())
 
 
 def _partial(flow: Flow, job_id: str) -> Partial:
@@ -386,31 +317,19 @@ def _partial(flow: Flow, job_id: str) -> Partial:
         return Partial(status=Status.MISSING)
 
 
-def _beginning(flow: Flow, job_id: str) -> str:
-    try:
-        text = flow.prompt(job_id)
-    except (NotFound, Unfit):
-        return ""
-    line = " ".join(harmless(text[: 4 * _BEGINNING]).split())
-    return line if len(line) <= _BEGINNING else line[:_BEGINNING] + "…"
-
-
-@click.command()
-@in_workspace
-@click.argument("id", required=False, metavar="[ID]")
-@as_json
-def status(workspace: Path, id: str | None, json: bool) -> int:
+@command()
+def status(workspace: Path, job: str | None, json: bool) -> int:
     """Show the state of a job, or the number of jobs by state.
 
     It is one word: QUEUED, RUNNING, DONE, FAILED or MISSING (exit code 3). On a terminal it also
     says how many jobs are before it, and how long it may take.
     """
     flow = Flow(workspace_at(workspace))
-    if id is None:
+    if job is None:
         return _print_counts(flow, json)
-    position = _position(flow, check_job_id(id))
+    position = _position(flow, check_job_id(job))
     if json:
-        print_json({"job_id": id, **msgspec.to_builtins(position)})
+        print_json({"job_id": job, **msgspec.to_builtins(position)})
     else:
         echo(position.status.value)
         if sys.stderr.isatty() and (words := in_words(position)):
@@ -441,33 +360,29 @@ def in_words(position: Position) -> str:
 def _print_counts(flow: Flow, json: bool) -> int:
     counts = flow.counts()
     if json:
-        print_json({one.value: counts[one] for one in _COUNTED})
+        print_json({one.value: counts[one] for one in VISIBLE})
         return Exit.OK
     rows: list[Row] = [
-        {"STATUS": styled(one), "JOBS": counts[one], "FOLDER": FOLDERS[one]} for one in _COUNTED
+        {"STATUS": styled(one), "JOBS": counts[one], "FOLDER": FOLDERS[one]} for one in VISIBLE
     ]
     emit(Listing(rows))
     return Exit.OK
 
 
-_COUNTED = tuple(status for status in FOLDERS if status in VISIBLE)
-
 # -- watching ----------------------------------------------------------------------
 
 
-@click.command()
-@in_workspace
-@click.argument("id", required=False, metavar="[ID]")
+@command()
 @as_lines
-def watch(workspace: Path, id: str | None, json: bool) -> int:
+def watch(workspace: Path, job: str | None, json: bool) -> int:
     """Show a job's text as it comes, or all jobs as they move.
 
     The exit code says how the job ended. With --json each line is an object with a "type":
     status, piece or end; without an id: moved. Ctrl-C leaves the jobs alone.
     """
     flow = Flow(workspace_at(workspace))
-    if id is not None:
-        return _watch(flow, check_job_id(id), json)
+    if job is not None:
+        return _watch(flow, check_job_id(job), json)
     try:
         if sys.stdout.isatty() and not json:
             run(redraw(partial(_page, flow)))
@@ -489,7 +404,7 @@ def _watch(flow: Flow, job_id: str, json: bool) -> int:
                 text.add(part)
     found = flow.get(job_id)
     if json:
-        print_line({"type": "end", **view_of(found)})
+        print_line({"type": "end", **found.fields()})
     elif found.status is not Status.DONE:
         say_why(found)
     return code_of(found)
@@ -545,45 +460,9 @@ class _Text(TextStream):
             self.spinner.say(": ".join(filter(None, (part.status.value, words))))
 
 
-class Move(Struct, frozen=True, kw_only=True, tag="moved"):
-    """A job that is somewhere else than at the last look."""
-
-    at: float
-    job_id: str
-    status: Status
-    """MISSING if it was cleaned away."""
-
-
-def moves(flow: Flow) -> Iterator[list[Move]]:
-    """What has moved since the look before; first where everything that has not ended is."""
-    before = {one.job_id: one.status for one in flow.list()}
-    now = time.time()
-    yield [
-        Move(at=now, job_id=job_id, status=status)
-        for job_id, status in reversed(before.items())
-        if not SPOOL.is_final(status)
-    ]
-    while True:
-        time.sleep(_PERIOD)
-        after = {one.job_id: one.status for one in flow.list()}
-        now = time.time()
-        moved = [
-            Move(at=now, job_id=job_id, status=status)
-            for job_id, status in reversed(after.items())
-            if before.get(job_id) is not status
-        ]
-        gone = [
-            Move(at=now, job_id=job_id, status=Status.MISSING)
-            for job_id in before
-            if job_id not in after
-        ]
-        before = after
-        yield moved + gone
-
-
 def _print_moves(flow: Flow, *, json: bool) -> None:
     """A line for each, for ever."""
-    for moved in moves(flow):
+    for moved in flow.moves():
         for move in moved:
             if json:
                 print_line(move)
@@ -598,7 +477,7 @@ async def _page(flow: Flow) -> RenderableType:
 
     counts = flow.counts()
     cells = [
-        rich_text(styled(one), f" {counts[one]:,}  ", (FOLDERS[one], "dim")) for one in _COUNTED
+        rich_text(styled(one), f" {counts[one]:,}  ", (FOLDERS[one], "dim")) for one in VISIBLE
     ]
     title = rich_text(("spool", "bold"), f" {flow.workspace.path}   Ctrl-C leaves")
     parts: list[RenderableType] = [title, "", Columns(cells, padding=(0, 3))]
@@ -621,7 +500,7 @@ def _running(flow: Flow, job_id: str) -> Row:
         "PER S": round(progress.tokens_per_second or 0) or None,
         "LEFT": None if progress.eta_s is None else span(progress.eta_s),
         # Its end, in one line: that is where something happens.
-        "TEXT": " ".join(harmless(part.text[-_TAIL:]).split())[-60:],
+        "TEXT": _one_line(part.text[-_TAIL:])[-60:],
     }
 
 
@@ -633,5 +512,5 @@ def _ended(found: JobView) -> Row:
         "STATUS": styled(found.status),
         "TOOK": None if meta.duration_s is None else span(meta.duration_s),
         "TOKENS": meta.completion_tokens,
-        "RESULT": " ".join(harmless(made[:_TAIL]).split()),
+        "RESULT": _one_line(made[:_TAIL]),
     }

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from penstock.app.job_details import reasons
 from penstock.cli.engine import EngineRef, run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, short_id, span, total
 from penstock.cli.groups import command
-from penstock.cli.job_list import job_row, reasons
+from penstock.cli.job_list import job_row
 from penstock.cli.live import redraw
 from penstock.cli.options import options
 from penstock.cli.output import (
@@ -34,7 +35,14 @@ from penstock.cli.worker import worker_row
 from penstock.core.errors import NotRunning
 from penstock.core.job import Job, chain_of
 from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
-from penstock.ports.engine_api import EngineApi, EngineStatus, JobTotal, WorkerView
+from penstock.ports.engine_api import (
+    EngineApi,
+    EngineStatus,
+    FailureCount,
+    JobTotal,
+    Timeline,
+    WorkerView,
+)
 from penstock.ports.store import JobQuery
 
 if TYPE_CHECKING:
@@ -45,6 +53,7 @@ _SHOWN = 8
 _WAITING = 50
 """The oldest waiting jobs, which are looked at."""
 _WORKERS = 10
+_FAILURES = 5
 
 # -- status ------------------------------------------------------------------------
 
@@ -134,6 +143,8 @@ class Snapshot(Struct, frozen=True):
     """The oldest."""
     why: dict[str, str]
     """What those wait for or do, by id."""
+    hour: Timeline
+    dead: JobTotal
 
     @property
     def accepted(self) -> int:
@@ -148,7 +159,7 @@ class Snapshot(Struct, frozen=True):
     """
 )
 def top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
-    """Watch the engine: jobs, rates, workers.
+    """Watch the engine: what needs a person, jobs, rates, failures, workers.
 
     Ctrl-C ends it. With --json it prints one snapshot.
     """
@@ -161,7 +172,7 @@ async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> No
     async def page() -> RenderableType:
         nonlocal snapshot
         before, snapshot = snapshot, await _look(api)
-        return _page(snapshot, before)
+        return _page(engine, snapshot, before)
 
     async with engine.api() as api:
         if json:
@@ -174,11 +185,16 @@ async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> No
 
 async def _look(api: EngineApi) -> Snapshot:
     waits = JobQuery(states=tuple(WAITING), oldest_first=True, limit=_WAITING)
-    status, workers, waiting, running = await asyncio.gather(
-        api.status(), api.workers(), api.find(waits), api.find(_RUNNING)
+    status, workers, waiting, running, hour, dead = await asyncio.gather(
+        api.status(),
+        api.workers(),
+        api.find(waits),
+        api.find(_RUNNING),
+        api.timeline(),
+        api.count(JobQuery(dead=True)),
     )
     why = await reasons(api, waiting) | await reasons(api, running)
-    return Snapshot(time.time(), status, workers, running, waiting, why)
+    return Snapshot(time.time(), status, workers, running, waiting, why, hour, dead)
 
 
 _RUNNING = JobQuery(states=tuple(HELD), oldest_first=True, limit=_SHOWN)
@@ -186,14 +202,19 @@ _RUNNING = JobQuery(states=tuple(HELD), oldest_first=True, limit=_SHOWN)
 
 def _as_json(snapshot: Snapshot) -> dict[str, Any]:
     waiting = [{**record(job), "why": snapshot.why[job.job_id]} for job in snapshot.waiting]
-    return {"status": snapshot.status, "workers": snapshot.workers, "waiting": waiting}
+    view = {"status": snapshot.status, "workers": snapshot.workers, "waiting": waiting}
+    return {**view, "hour": snapshot.hour.total, "failures": snapshot.hour.failures}
 
 
-def _page(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
+def _page(engine: EngineRef, snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
     from rich.console import Group
 
     parts: list[RenderableType] = [_title(snapshot), "", _states(snapshot.status)]
-    parts += ["", _rates(snapshot, before)]
+    parts += ["", _rates(snapshot, before), _hour(snapshot.hour)]
+    if needs := [*_needs(engine, snapshot.status, snapshot.workers, snapshot.dead)]:
+        parts += ["", rich_text(("needs attention", "bold yellow")), *(f"  {one}" for one in needs)]
+    if failures := snapshot.hour.failures[:_FAILURES]:
+        parts += ["", Listing(list(map(_failure_row, failures)))]
     if running := snapshot.running:
         row = partial(job_row, why=snapshot.why, now=snapshot.at, title="RUNNING")
         parts += ["", Listing(list(map(row, running)), wide=console().width >= WIDE)]
@@ -240,6 +261,20 @@ def _rates(snapshot: Snapshot, before: Snapshot | None) -> str:
     taken_in = max(0, snapshot.accepted - before.accepted) / elapsed
     ended = max(0, status.finished - before.status.finished) / elapsed
     return f"{counts}   in {taken_in:,.0f}/s   out {ended:,.0f}/s"
+
+
+def _failure_row(one: FailureCount) -> Row:
+    return {"FAILED": one.count, "TOPIC": one.topic, "ERROR": one.error_code}
+
+
+def _hour(hour: Timeline) -> str:
+    total, ended = hour.total, sum(hour.total.ended.values())
+    said = f"last hour: ended {ended:,} ({ended / len(hour.points):,.1f} a minute)"
+    if ended:
+        said += f"   succeeded {total.ended.get(JobState.SUCCEEDED, 0) / ended:.0%}"
+    if total.wait_p50 is not None and total.wait_p99 is not None:
+        said += f"   wait p50 {span(total.wait_p50)}, p99 {span(total.wait_p99)}"
+    return said
 
 
 def _waiting(snapshot: Snapshot) -> RenderableType:

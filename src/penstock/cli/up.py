@@ -8,24 +8,19 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.app.service import log_to_stderr, poll, run_service
 from penstock.cli.engine import EngineRef, run
-from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, span
 from penstock.cli.groups import command
 from penstock.cli.options import options, serving, waits
 from penstock.cli.output import banner, echo, print_done
-from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.core.errors import (
     NotPermitted,
     NotRunning,
-    OwnedByAnother,
-    StoreFailed,
-    Unavailable,
     WaitTimedOut,
 )
 from penstock.lifecycles.canonical import TERMINAL
@@ -34,17 +29,12 @@ from penstock.workloads.llm.values import model_of
 from penstock.workloads.pipes.status import LABEL
 
 if TYPE_CHECKING:
-    from penstock.app import App
     from penstock.app.engine import Engine
-    from penstock.app.portal import Portal
     from penstock.app.standby import StandBy
     from penstock.config import Settings
-    from penstock.ports.executor import Executor
 
 log = logging.getLogger("penstock.cli")
 
-_AGAIN = 1.0
-"""Seconds between two tries to reach a database that was lost."""
 _USUAL = "127.0.0.1:7470"
 _SURVIVES = {
     Durability.DISK: "an acknowledged job survives power loss",
@@ -66,6 +56,8 @@ _SURVIVES = {
     --link HOST:PORT as link__listen  Where workers on other machines connect, over TLS.
     --bus URL as bus__url             A NATS server through which workers can join:
             nats://127.0.0.1:4222, tls://HOST:4222.
+    --cluster                         Start a NATS server on this machine for --bus, at
+            nats://127.0.0.1:4222 if that is not given.
     --no-http                         Open no HTTP port.
     --rules FILE                      The file of safety rules.
     --no-worker                       Run no jobs here; workers join from elsewhere.
@@ -77,6 +69,7 @@ def up(
     /,
     app: str | None,
     http: str | None,
+    cluster: bool,
     no_http: bool,
     no_worker: bool,
     verbose: bool,
@@ -88,91 +81,31 @@ def up(
     stops it at once. Unfinished jobs go on after the next start.
     """
     from penstock.app import load_app
+    from penstock.app.up import serve_engine
 
     if engine.connect:
         raise click.UsageError("--connect can't be used here: --listen says where to listen")
+    said["bus__start_server"] = cluster or None
     settings = engine.settings(http__listen="" if no_http else http, **said)
     any_port = not (settings.http.listen or no_http)
     if any_port:
         settings = settings.changed(http__listen=_USUAL)
     application = load_app(app) if app else None
     log_to_stderr(verbose=verbose, log_format=settings.telemetry.log_format)
-    run_service(_serve(engine, settings, None if no_worker else application, no_worker, any_port))
 
+    async def on_start(started: Engine, topics: list[str]) -> None:
+        echo(await _banner(engine, started, topics))
 
-async def _serve(
-    ref: EngineRef, settings: Settings, app: App | None, no_worker: bool, any_port: bool
-) -> None:
-    from penstock.app.application import make_executors
-    from penstock.app.engine import Engine
-    from penstock.app.portal import Portal
-
-    stop = Stop()
-    stop.listen()
-    standby: StandBy | None = None
-    was_up = False
-    try:
-        while not stop.asked.is_set():
-            executors = [] if no_worker else make_executors(app, settings)
-            engine = Engine(
-                settings,
-                executors,
-                any_port=any_port,
-                patience=0.0 if settings.store else None,
-                sockets=standby.sockets() if standby is not None else None,
-            )
-            if app is not None:
-                portal = Portal(asyncio.get_running_loop())
-                engine.on_failure = portal.fail
-                engine.on_open = partial(_bind, app, engine, portal)
-            try:
-                await engine.start()
-            except OwnedByAnother:
-                standby = standby or await _standing_by(settings, any_port)
-                await stop.first_of(standby.run())
-            except StoreFailed as error:
-                if not was_up:
-                    raise
-                log.warning("%s; trying again", error.message)
-                await stop.first_of(asyncio.sleep(_AGAIN))
-            else:
-                was_up = True
-                await _run(ref, engine, executors, stop)
-    finally:
-        if standby is not None:
-            await standby.close()
-    log.info("stopped")
-
-
-def _bind(app: App, engine: Engine, portal: Portal) -> None:
-    from penstock.app.client import Client
-
-    app.bind(Client(engine.api, portal, app.functions))
-
-
-async def _run(ref: EngineRef, engine: Engine, executors: list[Executor], stop: Stop) -> None:
-    """Until it is asked to stop, or another engine owns the database."""
-    try:
-        topics = sorted({topic for executor in executors for topic in executor.topics})
-        echo(await _banner(ref, engine, topics))
-        await stop.first_of(engine.wait())
-    except Unavailable:
-        if not engine.was_replaced:
-            raise
-    finally:
-        if not await stop.unless_urgent(engine.stop()):
-            leave_at_once("stopped at once; jobs that still ran are left to the next start")
-        if engine.left_running:
-            leave_at_once(str(engine.failure), Exit.UNAVAILABLE)
-
-
-async def _standing_by(settings: Settings, any_port: bool) -> StandBy:
-    from penstock.app.standby import StandBy
-
-    standby = StandBy(settings, any_port=any_port)
-    await standby.start()
-    echo(_standby_banner(settings, standby))
-    return standby
+    run_service(
+        serve_engine(
+            settings,
+            None if no_worker else application,
+            no_worker=no_worker,
+            any_port=any_port,
+            on_start=on_start,
+            on_standby=lambda standby: echo(_standby_banner(settings, standby)),
+        )
+    )
 
 
 def _standby_banner(settings: Settings, standby: StandBy) -> str:
@@ -184,7 +117,7 @@ def _standby_banner(settings: Settings, standby: StandBy) -> str:
         ("http", standby.http or "off"),
         ("worker", "none here while it stands by"),
     ]
-    text = "stands by: connections are passed on to the owner, until that is gone"
+    text = "stands by: answers reads, forwards the rest to the owner, until that is gone"
     return banner(f"process {os.getpid()}", [*facts, ("state", text)])
 
 
@@ -197,6 +130,7 @@ async def _banner(ref: EngineRef, engine: Engine, topics: list[str]) -> str:
         ("durability", f"{durability.value}: {_SURVIVES[durability]}"),
         ("rules", rules),
         ("listening", ", ".join(map(str, engine.addresses))),
+        ("bus", _bus(engine)),
         ("http", f"{engine.url} (read {engine.url}/docs)" if engine.url else "off"),
         ("dashboard", await _dashboard(ref, engine)),
         ("worker", _worker(engine, topics)),
@@ -212,6 +146,14 @@ async def _banner(ref: EngineRef, engine: Engine, topics: list[str]) -> str:
         topic = topics[0] if topics else "TOPIC"
         facts.append(("submit", ref.command(f"submit {topic} --input '{{…}}' --wait")))
     return banner(f"process {status.pid}", facts)
+
+
+def _bus(engine: Engine) -> str:
+    """Without the server's address, which may have a password, unless it is our own."""
+    server = engine.nats_server
+    if server is None:
+        return ""
+    return f"{engine.settings.bus.address} (a NATS server of its own, process {server.pid})"
 
 
 async def _dashboard(ref: EngineRef, engine: Engine) -> str:
@@ -263,20 +205,17 @@ async def _down(ref: EngineRef, now: bool, wait_timeout: float, json: bool) -> N
         pass
     except PermissionError as error:
         raise NotPermitted(f"process {pid} belongs to another user") from error
-    end = time.monotonic() + wait_timeout
-    while await _answers(ref):
-        if time.monotonic() > end:
-            raise WaitTimedOut(
-                f"the engine, process {pid}, has not ended yet",
-                hint="it finishes its running jobs; 'penstock down --now' does not wait for them",
-            )
-        await asyncio.sleep(_LOOK)
-    print_done(json, {"pid": pid, "stopped": True}, f"stopped (process {pid})")
 
-
-async def _answers(ref: EngineRef) -> bool:
-    try:
-        async with ref.client():
+    async def is_gone() -> bool | None:
+        try:
+            async with ref.client():
+                return None
+        except NotRunning:
             return True
-    except NotRunning:
-        return False
+
+    if not await poll(is_gone, wait_timeout, _LOOK):
+        raise WaitTimedOut(
+            f"the engine, process {pid}, has not ended yet",
+            hint="it finishes its running jobs; 'penstock down --now' does not wait for them",
+        )
+    print_done(json, {"pid": pid, "stopped": True}, f"stopped (process {pid})")

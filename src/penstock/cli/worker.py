@@ -1,21 +1,20 @@
-"""`penstock worker`: worker processes of an engine."""
+"""`penstock worker`, `pool` and `topic`: where jobs can run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.app.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Number, Whole, moment, pairs, plural, span
 from penstock.cli.groups import Commands
+from penstock.cli.live import Spinner
 from penstock.cli.nouns import Noun
 from penstock.cli.options import (
     options,
@@ -25,24 +24,21 @@ from penstock.cli.options import (
 from penstock.cli.output import (
     Row,
     echo,
+    print_done,
     print_json,
     styled,
     validity,
     warn,
 )
-from penstock.cli.service import Stop, leave_at_once, log_to_stderr, run_service
-from penstock.core.errors import NotRunning
 from penstock.ports.credentials import CredentialView, JoinTokenView
-from penstock.ports.engine_api import WorkerView
+from penstock.ports.engine_api import EngineApi, PoolView, WorkerView
 
 if TYPE_CHECKING:
-    from penstock.app.worker_process import WorkerProcess
+    from penstock.app.nats import CapWorkerProcess
+    from penstock.app.worker_process import Probe, WorkerProcess
+
 
 log = logging.getLogger("penstock.cli")
-
-Probe = Callable[[], Awaitable[None]]
-"""Connects to an engine once; raises NotRunning."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 @click.group(cls=Commands, default="start")
@@ -67,6 +63,8 @@ def worker() -> None:
     --ca FILE as link__ca               The authority of the engine's certificate (PEM).
     --bus URL as bus__url               Reach the engine through this NATS server; needs its token
             (PENSTOCK_TOKEN).
+    --cap URL                           Serve a CAP control plane of others on this NATS server,
+            instead of an engine.
     --drain-timeout DURATION=30s        How long running jobs may take to finish when it is stopped.
     """
 )
@@ -78,6 +76,7 @@ def start(
     label: tuple[tuple[str, str], ...],
     worker_id: str,
     join: str | None,
+    cap: str | None,
     drain_timeout: float,
     verbose: bool,
     **said: Any,
@@ -89,10 +88,8 @@ def start(
     --connect penstock://HOST:7480 --join TOKEN, with a token of 'penstock worker token create'.
     """
     from penstock.app import App, load_app
-    from penstock.app.application import engine_address
-    from penstock.app.nats import NatsWorker
-    from penstock.app.remote import RemoteWorker, is_remote
-    from penstock.app.worker_process import WorkerProcess
+    from penstock.app.nats import CapWorkerProcess
+    from penstock.app.worker_process import worker_process
     from penstock.core.check import check_name, check_pairs
 
     check_name("--pool", pool)
@@ -105,42 +102,43 @@ def start(
         raise click.UsageError("nothing to serve: give --app, --pipeline, --containers or --model")
     application = load_app(app) if app else App()
     log_to_stderr(verbose=verbose, log_format=settings.telemetry.log_format)
-    remote, nats = None, None
-    if said["bus__url"]:
-        if engine.connect or join:
-            raise click.UsageError("--bus can't be used with --connect or --join")
-        nats = NatsWorker(settings, worker_id, engine.secret)
-        address, token = nats.address, nats.token
-    elif join or is_remote(engine.connect):
-        given = read_source("--join", join).decode() if join else None
-        remote = RemoteWorker(engine.connect, settings, worker_id, given)
-        address, token = remote.address, ""
-    else:
-        address, token = engine_address(engine.connect, engine.data, engine.secret)
-    site = WorkerProcess(
+    if cap is not None:
+        if engine.connect or join or said["bus__url"]:
+            raise click.UsageError("--cap can't be used with --connect, --join or --bus")
+        if app is None or label:
+            raise click.UsageError("--cap needs --app, and can't be used with --label")
+        process = CapWorkerProcess(
+            application,
+            settings.changed(bus__url=cap),
+            worker_id=worker_id,
+            pool=pool,
+            drain_timeout=drain_timeout,
+        )
+        run_service(_serve(process.probe, process))
+        return
+    given = read_source("--join", join).decode() if join else None
+    if said["bus__url"] and (engine.connect or join):
+        raise click.UsageError("--bus can't be used with --connect or --join")
+    site, probe = worker_process(
         application,
-        address,
         settings,
-        token=token,
-        worker_id=worker_id if remote is None else remote.worker_id,
-        remote=remote,
-        nats=nats,
+        engine.connect,
+        engine.data,
+        engine.secret,
+        by_bus=bool(said["bus__url"]),
+        join=given,
         pool=pool,
+        worker_id=worker_id,
         labels=dict(label),
         drain_timeout=drain_timeout,
     )
-    probe: Probe = partial(_connect, engine)
-    if remote is not None:
-        probe = remote.probe
-    elif nats is not None:
-        probe = nats.probe
-    run_service(_serve(probe, site, str(address)))
+    run_service(_serve(probe, site))
 
 
-async def _serve(probe: Probe, site: WorkerProcess, address: str) -> None:
+async def _serve(probe: Probe, site: WorkerProcess | CapWorkerProcess) -> None:
     stop = Stop()
     stop.listen()
-    working = asyncio.create_task(_work(probe, site, address))
+    working = asyncio.create_task(_work(probe, site))
     if await stop.first_of(_ended(working)):
         if site.left_running:
             leave_at_once(str(working.exception()), Exit.UNAVAILABLE)
@@ -156,7 +154,10 @@ async def _ended(working: asyncio.Task[None]) -> None:
     await asyncio.wait({working})
 
 
-async def _work(probe: Probe, site: WorkerProcess, address: str) -> None:
+async def _work(probe: Probe, site: WorkerProcess | CapWorkerProcess) -> None:
+    from penstock.app.worker_process import wait_for_engine
+
+    address = str(site.address)
     await wait_for_engine(probe, address)
     options = site.options
     log.info(
@@ -164,28 +165,6 @@ async def _work(probe: Probe, site: WorkerProcess, address: str) -> None:
         *(options.worker_id, options.pool, options.slots, address),
     )
     await site.run()
-
-
-async def engine_there(engine: EngineRef, address: str) -> None:
-    await wait_for_engine(partial(_connect, engine), address)
-
-
-async def _connect(engine: EngineRef) -> None:
-    async with engine.client():
-        pass
-
-
-async def wait_for_engine(probe: Probe, address: str) -> None:
-    """Wait until an engine answers, saying so once."""
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return await probe()
-        except NotRunning as error:
-            if pause == _FIRST_PAUSE:
-                log.warning("waiting for an engine at %s: %s", address, error.__cause__ or error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, _LONGEST_PAUSE)
 
 
 def worker_row(one: WorkerView, now: float) -> Row:
@@ -237,17 +216,15 @@ def token() -> None:
     --expires DURATION=1h  How long it is valid.
     """
 )
-def create_token(
-    engine: EngineRef, worker_id: str | None, uses: int, expires: float, json: bool
+async def create_token(
+    api: EngineApi, worker_id: str | None, uses: int, expires: float, json: bool
 ) -> None:
     """Create a join token; prints it once.
 
     A worker joins with it, gets a certificate of its own, and no longer needs the token. With --id
     it replaces an earlier certificate of that worker.
     """
-    new = engine.ask(
-        lambda api: api.credentials.create_token(worker_id=worker_id, uses=uses, expires_in=expires)
-    )
+    new = await api.credentials.create_token(worker_id=worker_id, uses=uses, expires_in=expires)
     if json:
         print_json(new)
         return
@@ -329,3 +306,97 @@ CREDENTIALS.act(
     lambda api, name: api.credentials.revoke(name),
     lambda view: f"{view.worker_id} revoked",
 )
+
+
+# -- pools -------------------------------------------------------------------------
+
+
+_LOOK = 0.25
+"""Seconds between checks of a pool that is being drained."""
+
+
+@click.group(cls=Commands)
+def pool() -> None:
+    """List, show, pause, resume and drain pools."""
+
+
+def pool_row(one: PoolView, now: float) -> Row:
+    return {
+        "POOL": one.name,
+        "STATUS": styled("paused" if one.paused else "active"),
+        "WORKERS": one.workers,
+        "HELD": one.held,
+        "CAPACITY": "any" if one.capacity is None else one.capacity,
+        "LABELS": pairs(one.labels),
+        "TOPICS": ", ".join(one.topics),
+    }
+
+
+POOLS = Noun(pool, pool_row, lambda api: api.pools(), "no pools")
+POOLS.list("List the pools.")
+POOLS.show("Show a pool.", lambda api, name: api.pool(name))
+POOLS.act(
+    "pause",
+    """Stop giving jobs to a pool's workers.
+
+    Running jobs finish. The pool stays paused over a restart, until it is resumed.
+    """,
+    lambda api, name: api.pause_pool(name),
+    lambda view: f"{view.name} paused; it holds {plural(view.held, 'job')}",
+)
+POOLS.act(
+    "resume",
+    "Resume giving jobs to a pool's workers.",
+    lambda api, name: api.resume_pool(name),
+    lambda view: f"{view.name} resumed",
+)
+
+
+@pool.command()
+def drain(engine: EngineRef, name: str, wait_timeout: float | None, json: bool) -> int:
+    """Pause a pool and wait until its jobs have ended.
+
+    Ctrl-C ends the waiting and leaves it paused.
+    """
+
+    async def drained(api: EngineApi) -> PoolView:
+        end = None if wait_timeout is None else time.monotonic() + wait_timeout
+        view = await api.pause_pool(name)
+        with Spinner(f"{name} is paused") as spinner:
+            while view.held and (end is None or time.monotonic() < end):
+                spinner.say(f"{name} is paused and holds {plural(view.held, 'job')} …")
+                await asyncio.sleep(_LOOK)
+                view = await api.pool(name)
+        return view
+
+    try:
+        view = engine.ask(drained)
+    except KeyboardInterrupt:
+        resuming = engine.command(f"pool resume {name}")
+        warn(f"{name} stays paused", f"'{resuming}' resumes it")
+        return Exit.INTERRUPTED
+    held = f"still holds {plural(view.held, 'job')}" if view.held else "holds nothing"
+    print_done(json, view, f"{name} is paused and {held}")
+    return Exit.NOT_YET if view.held else Exit.OK
+
+
+@click.group(cls=Commands)
+def topic() -> None:
+    """List the topics that workers serve."""
+
+
+async def _topics(api: EngineApi) -> list[dict[str, str]]:
+    pools = await api.pools()
+    return [
+        {"topic": one, "pools": ", ".join(pool.name for pool in pools if one in pool.topics)}
+        for one in await api.topics()
+    ]
+
+
+TOPICS = Noun(
+    topic,
+    lambda one, now: {"TOPIC": one["topic"], "POOLS": one["pools"]},
+    _topics,
+    "no topics: no worker runs; start one with 'penstock worker start --app MODULE:APP'",
+)
+TOPICS.list("List the topics that workers serve now.")

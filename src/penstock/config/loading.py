@@ -135,7 +135,7 @@ TYPES: dict[str, Any] = {
 
 SECRETS = frozenset({"node.key"})
 """Settings that are never shown."""
-_WITH_PASSWORD = ("store", "bus.url")
+_WITH_PASSWORD = ("store", "bus.url", "cap.memory")
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*:)[^/]*(?=@)|([?&]password=)[^&]*", re.I)
 _HIDDEN = "********"
 

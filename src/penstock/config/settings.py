@@ -61,6 +61,14 @@ class NodeDtype(StrEnum):
     INT8 = "int8"
 
 
+class WireFormat(StrEnum):
+    """How hidden states of a split model go from node to node."""
+
+    EXACT = "exact"
+    HALF = "16bit"
+    EIGHT = "8bit"
+
+
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """A set of workers that serve the same topics."""
 
@@ -147,16 +155,23 @@ class BusSettings(Section, frozen=True, kw_only=True):
     """The address, as `nats://127.0.0.1:4222` or, on another machine, `tls://host:4222`; several
     servers of a cluster with commas between; a user and password or a token inside, as
     `tls://user:password@host:4222`. Empty means that there is none."""
+    start_server: bool = False
+    """Whether the engine starts that NATS server itself, on this machine, at
+    `nats://127.0.0.1:4222` unless `url` names another address; it asks for the engine's token."""
     prefix: str = "penstock"
     """How all subjects begin. Engines that share a NATS server need different ones."""
     credentials: Path | None = None
-    """The file of NATS credentials (`.creds`: a user's JWT and its key)."""
+    """The file of NATS credentials: `.creds`, a user's JWT and its key, or the seed of an NKEY."""
     ca: Path | None = None
     """The file of the authority (PEM) of the server's certificate; without one, the system's."""
     certificate: Path | None = None
     """The file of a certificate (PEM) to show to the server."""
     private_key: Path | None = None
     """The file of that certificate's private key (PEM)."""
+
+    @property
+    def address(self) -> str:
+        return self.url or ("nats://127.0.0.1:4222" if self.start_server else "")
 
 
 class CapSettings(Section, frozen=True, kw_only=True):
@@ -174,15 +189,29 @@ class CapSettings(Section, frozen=True, kw_only=True):
     """HOST:PORT at which `redis://ctx:` and `redis://res:` are served over the Redis protocol, with
     the engine's token as password; empty means that others serve them, and the engine passes
     pointers on unread."""
+    memory: str = ""
+    """For a worker under another CAP control plane: the address of the Redis server,
+    `redis://host:6379/0`, to which the memory pointers of that plane lead."""
     keys: Path | None = None
-    """The folder of public keys (`SENDER_ID.pem`, ECDSA P-256) of everybody who may speak; with it,
-    every packet must be signed."""
+    """The folder of public keys (ECDSA P-256) of everybody who may speak; with it, every packet
+    must be signed. `SENDER_ID.pem`; `SENDER_ID=KEY_ID.pem` for one of several keys; both in a
+    folder `TENANT` for a sender that may speak for that tenant alone."""
     private_key: Path | None = None
     """The file of the key (PEM) with which the engine signs its own packets."""
+    key_id: str = ""
+    """The id of that key; empty: the id of the component that signs."""
+    production: bool = False
+    """Whether every packet about a job must have, and gets, a signature of CAP's production
+    profile. Needs `keys` and `private_key`. Without it, such signatures are accepted too."""
     sender_id: str = "penstock"
     """The engine's name on the bus."""
     max_pending: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """Jobs of one tenant that may wait to be accepted; more are refused."""
+    jetstream: bool = True
+    """Whether submissions and results come out of a JetStream stream, if the server has JetStream:
+    those that are sent while the engine is away are kept."""
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """How many servers of a NATS cluster keep that stream."""
 
 
 class OpenaiSettings(Section, frozen=True, kw_only=True):
@@ -343,8 +372,8 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     node_id: str = ""
     """The node's name, unique in its network; made from the host's name if empty."""
     device: str = ""
-    """What the node computes on: `cpu`, `cuda:0`, `mps`. If empty, an accelerator if there is one
-    (of several the one with most memory free), or else the CPU."""
+    """What the node computes on: `cpu`, `cuda:0`, `mps`. If empty, the fastest one that is there,
+    by a short timing of one layer on each."""
     dtype: NodeDtype = NodeDtype.AUTO
     """The data type of the computation; `auto` takes the faster one of float32 and bfloat16 on this
     machine, and 16 bits on an accelerator. `int8` means weights of eight bits, a quarter of the
@@ -371,6 +400,13 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     keep_cache: Annotated[float, Meta(ge=0, le=30 * DAY)] = 300.0
     """Seconds for which the cache of a finished job is kept for a next turn, unless its room is
     needed; 0 keeps none."""
+    wire: WireFormat = WireFormat.EXACT
+    """Of an end model: how hidden states go from node to node for its jobs. `16bit` and `8bit` need
+    less of a slow link and change answers a little; the error is measured and shown with the
+    job."""
+    speculation: bool = True
+    """Of an end model: whether tokens that followed the same words before are proposed and computed
+    along with the newest one, where measured times say that it is faster (speculative decoding)."""
     spot_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Probability that a node's computation is checked before a job."""
     print_times: bool = False

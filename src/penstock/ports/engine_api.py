@@ -322,6 +322,8 @@ class TimelinePoint(Struct, frozen=True, kw_only=True):
     started: int
     ended: dict[JobState, int]
     """Without tries that were retried."""
+    open: dict[JobState, int]
+    """Unfinished jobs when it ended, or now."""
     retried: int
     wait_p50: float | None
     wait_p99: float | None
@@ -1020,6 +1022,8 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     schedule: Schedule
     next_at: float | None
     """When it fires next; None if it is paused or never will."""
+    upcoming: tuple[float, ...] = ()
+    """Its next times, `next_at` first."""
     last_at: float | None = None
     """The time for which it fired last."""
     last_job_id: str | None = None

@@ -166,6 +166,9 @@ MODELS = "models"
 TOKENS = "tokens"
 """The fact that counts what language models have read and generated since the worker started:
 {topic: {"prompt": 12, "completion": 34}}. Cached tokens of prompts are left out."""
+RUNS = "runs"
+"""The fact that counts pipeline runs that ended since the worker started, and their items:
+{pipeline: {"runs": {"COMPLETED": 2}, "items": {"ok": 7, "failed": 1, "skipped": 0}}}."""
 PAUSED = "paused"
 """The fact that names topics which an executor can't run at present: {topic: why}."""
 USAGE = "usage"
@@ -310,7 +313,7 @@ class Executor(Protocol):
     """It may have more: `async open(environment)`, called once before it is given work; `labels`,
     what its worker is known by besides its own labels, read after that; `facts()`, what the
     engine shows of it, asked for at most once a second; `lend(topic, count)`, called when a job
-    of it waits for others and takes no room meanwhile (1), and when it goes on (-1); `standing`,
+    of it waits for others and takes no room meanwhile (1), and when it goes on (-1); `always_open`,
     true if it has something to do besides jobs; and `abandon()`, called when its engine stops
     without waiting any longer for jobs that can't be ended."""
 
@@ -338,4 +341,4 @@ class Executor(Protocol):
 
 def is_needed(executor: Executor) -> bool:
     """Whether a worker has a use for it: one that serves nothing need not be opened."""
-    return bool(executor.topics) or getattr(executor, "standing", False)
+    return bool(executor.topics) or getattr(executor, "always_open", False)

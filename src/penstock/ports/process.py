@@ -98,3 +98,19 @@ def keep_alive(connection: Any, timeout: float) -> None:
     for name, value in {**_OPTIONS, "TCP_USER_TIMEOUT": int(timeout * 1000)}.items():
         if (option := getattr(socket, name, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A Unix socket that only this user can open, from its first moment on."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)  # of the whole process: nothing may suspend until it is set back
+    try:
+        bound.bind(path)
+    except BaseException:
+        bound.close()
+        raise
+    finally:
+        os.umask(mask)
+    return bound

@@ -29,7 +29,7 @@ def matches(query: JobQuery, job: Job) -> bool:
         and query.idempotency_key in (None, request.idempotency_key)
         and query.principal in (None, request.principal)
         and query.schedule in (None, request.schedule)
-        and query.awaiting_approval in (None, is_parked(job))
+        and query.awaiting_approval in (None, is_awaiting_approval(job))
         and (not query.dead or (job.state in _DEAD and job.successor is None))
         and (job.successor is None or not query.folded)
         and (query.accepted_from is None or job.accepted_at >= query.accepted_from)
@@ -40,7 +40,7 @@ def matches(query: JobQuery, job: Job) -> bool:
     )
 
 
-def is_parked(job: Job) -> bool:
+def is_awaiting_approval(job: Job) -> bool:
     """Whether it waits for people's approval."""
     return job.hold is not None and job.state is JobState.SCHEDULED and not job.hold.approved
 

@@ -17,7 +17,7 @@ from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.ledger import Step
 from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import TERMINAL, JobState
-from penstock.ports.query import is_parked
+from penstock.ports.query import is_awaiting_approval
 from penstock.ports.store import AuditEntry
 
 Row = tuple[Any, ...]
@@ -280,7 +280,7 @@ def _record(job: Job) -> bytes:
 def _rare(job: Job) -> Row:
     """Whether it waits for an approval, its successor, and the blob with its result."""
     result = None if job.result is None else job.result.result_ptr
-    return 1 if is_parked(job) else None, job.successor, _blob(result)
+    return 1 if is_awaiting_approval(job) else None, job.successor, _blob(result)
 
 
 def _blob(pointer: str | None) -> str | None:

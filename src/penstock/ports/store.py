@@ -270,6 +270,32 @@ class Opened(Struct, frozen=True):
 JournalPages = list[tuple[int, list[LoggedStride]]]
 
 
+class Newer(Struct, frozen=True):
+    """What a reader of a store that another engine owns has not seen yet."""
+
+    epoch: int
+    """The owner's number."""
+    replayed: int
+    """The page of the journal up to which no row lags behind."""
+    pages: JournalPages
+    open_jobs: dict[int, Job]
+    """The jobs of these pages that have not ended, by `seq`, as their rows have them."""
+
+
+class FollowedBackend(Protocol):
+    """What a backend has besides if engines that don't own it can read along."""
+
+    async def newer(self, epoch: int, page: int) -> Newer:
+        """What was committed after this page; all that rows may lag behind, if the owner's
+        number is not this one any more."""
+
+    async def count_open(self, skip: Collection[int]) -> list[tuple[str, str, JobState, int]]:
+        """The jobs that have not ended by tenant, topic and state, without these."""
+
+    async def count_ended(self) -> Counts:
+        """The others, and tries that were retried."""
+
+
 class Backend(Protocol):
     """Every method but `close` raises StoreFailed if the storage fails."""
 

@@ -184,6 +184,16 @@ def test_a_waiting_job_says_what_it_waits_for(running: Penstock) -> None:
     assert "delayed:" in running.out("top")
 
 
+def test_top_shows_the_last_hour_its_failures_and_what_needs_a_person(running: Penstock) -> None:
+    running.err("submit", "job.text.fail", "--input", '{"why": "tired"}', "--wait", code=1)
+    shown = running.out("top")
+    assert re.search(r"last hour: ended [1-9]", shown)
+    assert "wait p50" in shown
+    assert re.search(r"job\.text\.fail +ValueError", shown)
+    assert "needs attention" in shown
+    assert re.search("not retried: penstock .*ps --dead", shown)
+
+
 def test_show_tells_the_whole_history(running: Penstock) -> None:
     job_id = running.submit("job.text.shout", {"text": "a"})
     running("result", "--wait", job_id)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.cli.spooling import Spool
 
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.job import read_meta
 
 NEVER = "1736700000_12345_0"
 

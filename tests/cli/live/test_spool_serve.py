@@ -127,7 +127,7 @@ def test_a_line_of_events_for_each_job_with_how_fast_it_was(
 def test_a_signal_lets_running_jobs_finish_and_a_second_queues_them_again(
     penstock: Penstock, model_file: Path
 ) -> None:
-    with serving(penstock, model_file, "--drain", "60s") as process:
+    with serving(penstock, model_file, "--drain-timeout", "60s") as process:
         job_id = penstock.out("spool", "submit", "ws", "Once upon a time", *LONG)
         eventually(lambda: is_running(penstock, job_id))
         process.send_signal(signal.SIGTERM)

@@ -9,8 +9,8 @@ from tests.support.cli.spooling import Spool
 from tests.support.rows import every
 
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.disk.ids import is_job_id
-from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.job import read_meta
+from penstock.workloads.spool.disk.workspace import is_job_id
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
@@ -80,6 +80,8 @@ def test_a_schema_may_be_written_out_and_a_grammar_is_a_file(spool: Spool) -> No
     assert spool.options(spool.submit("x", "--schema", '{"type": "array"}'))["schema"] == {
         "type": "array"
     }
+    said = spool("submit", "x", "--schema", '{"type": "array", "uniqueItems": true}')
+    assert "may break this of the schema: uniqueItems" in said.err
     Path("yes.gbnf").write_text('root ::= "yes"')
     assert spool.options(spool.submit("x", "--grammar", "yes.gbnf"))["grammar"] == 'root ::= "yes"'
 

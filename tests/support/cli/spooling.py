@@ -13,8 +13,7 @@ import pytest
 from penstock.cli.program import run
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.client.work import Work
-from penstock.workloads.spool.disk.closing import fail, finish
-from penstock.workloads.spool.disk.meta import Meta, read_meta
+from penstock.workloads.spool.disk.job import Meta, fail, finish, read_meta
 from penstock.workloads.spool.disk.workspace import Workspace
 
 

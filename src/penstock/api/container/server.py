@@ -18,10 +18,10 @@ from penstock.api.cors import Cors
 from penstock.api.openapi import OpenApiInfo, document
 from penstock.api.operation import Operation
 from penstock.api.options import HttpOptions
-from penstock.api.page import page
 from penstock.api.reply import encode
 from penstock.api.server import ApiServer
 from penstock.core.errors import NotAuthenticated
+from penstock.dashboard.pages import page
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import OWNER, Session
 from penstock.workloads.container.config import WorkerConfig, check_reach
