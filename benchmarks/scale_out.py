@@ -1,4 +1,4 @@
-"""Penstock on PostgreSQL side by side with engines whose queue is PostgreSQL.
+"""Penstock on PostgreSQL side by side with engines on PostgreSQL and on NATS.
 
 `python benchmarks/scale_out.py --help`; what is measured and how: benchmarks/README.md.
 """
@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import Benchmark, Experiment, Figures, Measure, Run, call, versions
-from peers import pgqueuer, procrastinate
+from ours.jobs import IDEMPOTENT
+from peers import pgqueuer, procrastinate, taskiq
 from peers.postgres import Postgres
-from peers.sides import PENSTOCK, PGQUEUER, PROCRASTINATE, SIDES, missing, servers
+from peers.sides import OBAN, PENSTOCK, PGQUEUER, PROCRASTINATE, SIDES, TASKIQ, missing, servers
 from report import Goals, origin, shown, table
 
 RATE = 100
 """Jobs a second while latency is measured."""
-PEERS = (PGQUEUER, PROCRASTINATE)
-GROUPS = ("through", "drain", "submit", "latency", "takeover")
+SLOTS = 100
+"""Jobs that a worker process of Penstock has at once, as PgQueuer's has (its best)."""
+CONFIRMED = "confirmed"
+"""Penstock with its default promise: a job is begun once only, so its start is committed first."""
+TITLES = {**SIDES, CONFIRMED: "Penstock (starts confirmed)"}
+PEERS = (PGQUEUER, PROCRASTINATE, TASKIQ)
+GROUPS = ("through", "drain", "submit", "latency", "reader", "stored", "takeover")
 
 
 @dataclass(frozen=True)
@@ -32,14 +39,17 @@ class Plan:
     slow_jobs: int = 3_000
     """Procrastinate's: it is slower, and a deep backlog would slow it more."""
     seconds: float = 5.0
+    stored: tuple[int, ...] = (3, 5, 6, 7)
+    """Jobs that ended before, as powers of ten."""
 
 
-QUICK = Plan(jobs=10_000, slow_jobs=1_500, seconds=3.0)
-TINY = Plan(jobs=300, slow_jobs=100, seconds=0.5)
+QUICK = Plan(jobs=10_000, slow_jobs=1_000, seconds=3.0, stored=(3, 5, 6))
+TINY = Plan(jobs=300, slow_jobs=100, seconds=0.5, stored=(3,))
 
 
-def on_postgres(function: str, **options: Any) -> Measure:
-    """Penstock, with its jobs in a server of its own that is set up as the peers' are."""
+def on_postgres(function: str, *, reader: bool = False, **options: Any) -> Measure:
+    """Penstock, with its jobs in a server of its own that is set up as the peers' are; with
+    `reader`, while another session keeps a snapshot open."""
 
     def measure(folder: Path) -> Figures:
         home = folder / "engine"
@@ -49,7 +59,8 @@ def on_postgres(function: str, **options: Any) -> Measure:
                 "PENSTOCK_STORE": server.url,
                 "PENSTOCK_STORAGE__BLOBS": str(home / "blobs"),
             }
-            figures: Figures = call(function, home / "data", environment=store, **options)
+            with server.long_reader() if reader else nullcontext():
+                figures: Figures = call(function, home / "data", environment=store, **options)
             return figures
 
     return measure
@@ -63,18 +74,22 @@ def experiments(run: Run) -> Iterator[Experiment]:
     plan: Plan = run.sized(Plan(), QUICK, TINY)
     run.more["plan"] = asdict(plan)
     peers = []
-    for side in PEERS:
+    for side in (*PEERS, OBAN):
         if why := missing(side):
             run.left_out(SIDES[side], why)
         else:
             peers.append(side)
-    found = [*versions("pgqueuer", "procrastinate")]
+    found = [*versions("pgqueuer", "procrastinate", "taskiq")]
     found += [f"PostgreSQL {servers().get('PostgreSQL', 'is missing')}"]
     run.facts["peers"] = ", ".join(found)
-    jobs = {PGQUEUER: plan.jobs, PROCRASTINATE: plan.slow_jobs}
+    jobs = {PGQUEUER: plan.jobs, PROCRASTINATE: plan.slow_jobs, TASKIQ: plan.slow_jobs}
     for workers in (1, 2):
         for name, ours in (("through", "ours.cluster:through"), ("drain", "ours.speed:drain")):
-            sides = {PENSTOCK: on_postgres(ours, jobs=plan.jobs, workers=workers)}
+            sized = {"jobs": plan.jobs, "workers": workers, "slots": SLOTS}
+            sides = {
+                PENSTOCK: on_postgres(ours, topic=IDEMPOTENT, **sized),
+                CONFIRMED: on_postgres(ours, **sized),
+            }
             for peer in peers:
                 sides[peer] = of_peer(peer, name, jobs=jobs[peer], workers=workers)
             yield Experiment(f"{name}-{workers}", sides, name)
@@ -83,9 +98,23 @@ def experiments(run: Run) -> Iterator[Experiment]:
         sides[peer] = of_peer(peer, "submit", seconds=plan.seconds / 2, bulk=1000)
     yield Experiment("submit", sides)
     steady = {"seconds": plan.seconds, "rate": RATE}
-    sides = {PENSTOCK: on_postgres("ours.speed:latency", **steady)}
+    sides = {
+        PENSTOCK: on_postgres("ours.speed:latency", topic=IDEMPOTENT, **steady),
+        CONFIRMED: on_postgres("ours.speed:latency", **steady),
+    }
     sides |= {peer: of_peer(peer, "latency", **steady) for peer in peers}
     yield Experiment("latency", sides)
+    drained = {"jobs": plan.jobs, "workers": 1}
+    ours = partial(on_postgres, "ours.speed:drain", topic=IDEMPOTENT, slots=SLOTS)
+    sides = {PENSTOCK: ours(reader=True, **drained)}
+    if PGQUEUER in peers:
+        sides[PGQUEUER] = of_peer(PGQUEUER, "drain_beside_reader", **drained)
+    yield Experiment("reader", sides)
+    for exponent in plan.stored:
+        filled = {"stored": 10**exponent, "jobs": plan.jobs, "slots": SLOTS}
+        yield Experiment(
+            f"stored-{exponent}", {PENSTOCK: on_postgres("ours.cluster:stored", **filled)}, "stored"
+        )
     yield Experiment("takeover", {PENSTOCK: on_postgres("ours.cluster:takeover")})
 
 
@@ -94,54 +123,85 @@ ROWS = {
     "submit to done, 1,000 a call, 2 worker processes, jobs/s": ("through-2", "rate"),
     "drained by 1 worker process, jobs/s": ("drain-1", "rate"),
     "drained by 2 worker processes, jobs/s": ("drain-2", "rate"),
+    "the same with 1, beside a session that keeps a snapshot open, jobs/s": ("reader", "rate"),
     "processor a job without the server's, 1 worker process, µs": ("drain-1", "cpu_us"),
     "submitted one after another, synchronous, jobs/s": ("submit", "one"),
-    f"latency p50 at {RATE} jobs/s, ms": ("latency", "p50_ms"),
-    f"latency p99 at {RATE} jobs/s, ms": ("latency", "p99_ms"),
+    f"from submit to execution, p50 at {RATE} jobs/s, ms": ("latency", "executed_p50_ms"),
+    f"from submit to execution, p99 at {RATE} jobs/s, ms": ("latency", "executed_p99_ms"),
+    f"from submit to a durable end that a waiter hears of, p50 at {RATE} jobs/s, ms": (
+        "latency",
+        "p50_ms",
+    ),
     "killed owner: the next job done after, s": ("takeover", "takeover_s"),
 }
+_EXECUTED = {"executed_p50_ms": "p50_ms", "executed_p99_ms": "p99_ms", "p50_ms": ""}
+"""What peers call these figures of Penstock: they have no durable end to wait for."""
 
 
 def short(side: str) -> str:
-    return SIDES[side].partition(",")[0]
+    return TITLES[side].partition(",")[0]
 
 
 def page(everything: dict[str, Any]) -> str:
     results = everything["results"]
 
     def figure(experiment: str, name: str, side: str = PENSTOCK) -> float | None:
+        if side in PEERS:
+            name = _EXECUTED.get(name, name)
         found: float | None = results.get(experiment, {}).get(side, {}).get(name)
         return found
 
     goals = Goals()
     for name, work in (("through", "submit to done"), ("drain", "drained")):
         for workers in (1, 2):
-            for peer, least in ((PGQUEUER, 1.5), (PROCRASTINATE, 3.0)):
+            for peer, least in ((PGQUEUER, 1.5), (PROCRASTINATE, 3.0), (TASKIQ, 3.0)):
                 ours, theirs = (figure(f"{name}-{workers}", "rate", s) for s in (PENSTOCK, peer))
                 if ours and theirs:
                     aim = f"{work}, worker processes: {workers}; {least:g} times {short(peer)}"
                     goals.at_least(aim, ours / theirs, least)
-    p50 = {side: figure("latency", "p50_ms", side) for side in (PENSTOCK, *PEERS)}
-    if (ours := p50[PENSTOCK]) and (best := min(filter(None, (p50[s] for s in PEERS)), default=0)):
-        goals.at_most("p50 at most the best peer's", ours / best, 1)
+    times = {side: figure("latency", "executed_p50_ms", side) for side in (PENSTOCK, *PEERS)}
+    best = min(filter(None, (times[side] for side in PEERS)), default=0)
+    if (ours := times[PENSTOCK]) and best:
+        goals.at_most("p50 to execution at most the best peer's", ours / best, 1)
+    if (alone := figure("drain-1", "rate")) and (read := figure("reader", "rate")):
+        goals.at_least("beside a long reader: 80% of the rate without", read / alone, 0.8)
+    stored = {name: one for name, one in results.items() if name.startswith("stored-")}
+    if len(stored) > 1:
+        rates = [found[PENSTOCK]["rate"] for found in stored.values()]
+        goals.at_least("flat: the most stored jobs, 80% of the fewest", rates[-1] / rates[0], 0.8)
     if seconds := figure("takeover", "takeover_s"):
         goals.at_most("a killed owner is replaced in less than 5 s", seconds, 5, "{:.1f} s")
-    sides = [s for s in (PENSTOCK, *PEERS) if any(s in found for found in results.values())]
+    every = (PENSTOCK, CONFIRMED, *PEERS)
+    sides = [s for s in every if any(s in found for found in results.values())]
     rows = []
     for label, (experiment, name) in ROWS.items():
         if experiment in results:
             form = "{:.2f}" if name.endswith(("_ms", "_s")) else "{:,.0f}"
             rows.append([label, *(shown(figure(experiment, name, side), form) for side in sides)])
+    growing = [
+        [
+            f"{10 ** int(name.partition('-')[2]):,}",
+            shown(found[PENSTOCK]["rate"], "{:,.0f}"),
+            shown(found[PENSTOCK]["page_ms"], "{:.1f}"),
+        ]
+        for name, found in stored.items()
+    ]
     parts = [
         *origin(everything),
         *(f"Note: {note}." for note in everything["notes"]),
         goals.table(),
         table(["", *map(short, sides)], rows),
+        table(["jobs stored before", "drained, jobs/s", "newest 100, ms"], growing)
+        if growing
+        else "",
         f"""\
-All with PostgreSQL, fsync and synchronous_commit on. PgQueuer's workers dequeue {pgqueuer.BATCH}
-jobs at a time; Procrastinate's run {procrastinate.CONCURRENCY} at once. A job of Penstock counts
-when its end is durable, a peer's when it was executed; Penstock's latency is until a waiter hears
-of the end. The peers' processor time has the server's first process in it, Penstock's the engine.\
+PostgreSQL with fsync and synchronous_commit on; NATS with `sync_interval: always`. The jobs of the
+first column may run twice after a crash, as the peers' may (`idempotent=True`); those of the
+second are begun once only, so that each start is committed, too. A worker process of Penstock has
+{SLOTS} jobs at once, PgQueuer's dequeues {pgqueuer.BATCH} at a time, Procrastinate's runs
+{procrastinate.CONCURRENCY} at once, taskiq's {taskiq.BATCH}. A job of Penstock counts when its end
+is durable, a peer's when it was executed. The peers' processor time has the server's first process
+in it, Penstock's the engine.\
 """,
     ]
     return "\n\n".join(part for part in parts if part)
@@ -149,12 +209,12 @@ of the end. The peers' processor time has the server's first process in it, Pens
 
 BENCHMARK = Benchmark(
     "scale_out.py",
-    "Penstock on PostgreSQL side by side with PgQueuer and Procrastinate.",
+    "Penstock on PostgreSQL side by side with PgQueuer, Procrastinate and taskiq.",
     GROUPS,
     experiments,
     page,
     names=[f"{name}-{workers}" for name in ("through", "drain") for workers in (1, 2)],
-    titles=SIDES,
+    titles=TITLES,
     peers=PEERS,
 )
 

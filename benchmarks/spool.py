@@ -37,7 +37,7 @@ def experiments(run: Run) -> Iterator[Experiment]:
 
 def answers(folder: Path, run: Run) -> Figures:
     """The same prompts, greedily, by each side."""
-    model = str(run.options.model)
+    model = str(run.options.model.resolve())
     sides = {
         "sequential": call("spooled.bare:all_of", model, 1),
         "parallel": call("spooled.bare:all_of", model, SLOTS),
@@ -64,12 +64,12 @@ def answers(folder: Path, run: Run) -> Figures:
 def streams(folder: Path, run: Run) -> Figures:
     """When the first token comes, and how many a second, so many at once."""
     figures = {}
-    with ours.door(folder, str(run.options.model)) as (_, address):
+    with ours.door(folder, str(run.options.model.resolve())) as (_, address):
         for at_once in AT_ONCE:
             found = ours.streamed(address, at_once)
             figures |= {f"door_{key}_{at_once}": value for key, value in found.items()}
     for at_once in AT_ONCE:
-        found = call("spooled.bare:streamed", str(run.options.model), at_once)
+        found = call("spooled.bare:streamed", str(run.options.model.resolve()), at_once)
         figures |= {f"bare_{key}_{at_once}": found[key] for key in ("first_ms", "rate")}
     return figures
 

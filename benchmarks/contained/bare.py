@@ -114,6 +114,7 @@ def same(engine: ContainerEngine) -> Config:
         await engine.create(plan)
         config: dict[str, Any] = json.loads(bundle_of(engine, plan.name).read_text())
         await engine.remove(plan.name)
+        await engine.close()  # the next one has another event loop
         config["linux"]["resources"] = LIMITS
         config["linux"].pop("cgroupsPath", None)
         return config

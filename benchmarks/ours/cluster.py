@@ -7,26 +7,76 @@ import signal
 import time
 from pathlib import Path
 
-from ours.jobs import NOOP
-from ours.system import engine_process, running, start_worker, start_workers
+from marks import Marks
+from ours.jobs import IDEMPOTENT, NOOP
+from ours.speed import drain_watched
+from ours.system import SLOTS, engine_process, running, start_worker, start_workers
 from processes import running as started
 
 import penstock
+from penstock.adapters.postgres.schema import Address, connect, ensure_partitions
 
 Figures = dict[str, float | None]
 
 
-async def through(folder: Path, *, jobs: int, workers: int) -> Figures:
+async def through(
+    folder: Path, *, jobs: int, workers: int, topic: str = NOOP, slots: int = SLOTS
+) -> Figures:
     """Submitted a thousand a call while worker processes run them, to the last durable end."""
     async with running(folder) as system:
-        with started(start_workers(folder, workers)):
+        with started(start_workers(folder, workers, slots=slots)):
             await system.wait_for_workers(workers)
             begin = time.monotonic()
-            await system.submit(NOOP, jobs)
+            await system.submit(topic, jobs)
             await system.wait_finished(jobs)
             took = time.monotonic() - begin
         await system.check(jobs)
     return {"rate": jobs / took}
+
+
+async def stored(folder: Path, *, stored: int, jobs: int, slots: int) -> Figures:
+    """A backlog drained beside so many jobs that ended before; and the time of a page of them."""
+    url = os.environ["PENSTOCK_STORE"]
+    async with running(folder) as system:
+        with started(start_workers(folder, 1)):
+            await system.client.asubmit(NOOP, {"sent": 0})
+            await system.wait_finished(1)
+    await _fill_ended(url, stored)
+    Marks.given().clear()
+    async with running(folder) as system:
+        await system.fill(IDEMPOTENT, jobs)
+        with started(start_workers(folder, 1, slots=slots)) as pids:
+            figures = await drain_watched(system, jobs, 1, pids)
+        begin = time.perf_counter()
+        assert len(await system.client.ajobs(limit=100)) == 100
+        figures["page_ms"] = (time.perf_counter() - begin) * 1e3
+        tally = (await system.client.astatus()).tally
+        assert sum(tally.values()) == max(stored, 1) + jobs, tally
+    return figures
+
+
+async def _fill_ended(url: str, count: int) -> None:
+    """Copies of the one ended job, so many that there are `count`."""
+    db = await connect(Address.parse(url))
+    await ensure_partitions(db, "penstock", count)
+    columns = [
+        row[0]
+        for row in await db.fetch(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = 'penstock'"
+            " AND table_name = 'done' ORDER BY ordinal_position"
+        )
+    ]
+    changed = {"seq": "seq + n", "job_id": "job_id || '-' || n"}
+    values = ", ".join(changed.get(name, name) for name in columns)
+    await db.execute(
+        f"INSERT INTO penstock.done SELECT {values} FROM penstock.done"
+        f" CROSS JOIN generate_series(1, {count - 1}) AS n"
+    )
+    await db.execute(
+        "INSERT INTO penstock.tally SELECT state, tenant, $1 FROM penstock.done LIMIT 1", count - 1
+    )
+    await db.execute("VACUUM (ANALYZE) penstock.done")
+    await db.close()
 
 
 def takeover(folder: Path) -> Figures:

@@ -13,7 +13,7 @@ from statistics import median
 from marks import Marks
 from measure import cpu_seconds, flush_times, percentile
 from ours.jobs import NOOP, noop
-from ours.system import PROFILE, System, running, start_workers, until
+from ours.system import PROFILE, SLOTS, System, running, start_workers, until
 from processes import running as started
 from sampling import Sampler
 
@@ -23,14 +23,20 @@ Figures = dict[str, float | None]
 
 
 async def drain(
-    folder: Path, *, jobs: int, workers: int, topic: str = NOOP, profile: bool = False
+    folder: Path,
+    *,
+    jobs: int,
+    workers: int,
+    topic: str = NOOP,
+    profile: bool = False,
+    slots: int = SLOTS,
 ) -> Figures:
     """A backlog worked off by worker processes, to its last durable end."""
     async with running(folder) as system:
         await system.fill(topic, jobs)
         with (
             sampled(folder, profile) as environment,
-            started(start_workers(folder, workers, environment)) as pids,
+            started(start_workers(folder, workers, environment, slots)) as pids,
         ):
             figures = await drain_watched(system, jobs, workers, pids)
         await system.check(jobs)
@@ -184,10 +190,14 @@ async def latency(folder: Path, *, seconds: float, rate: int, topic: str = NOOP)
     async with running(folder) as system:
         with started(start_workers(folder, 1)):
             await latencies(system, 0.5, rate, topic)
+            Marks.given().clear()
             times = await latencies(system, seconds, rate, topic)
     flush = median(flushes + flush_times(folder.parent))
     p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
+    executed = Marks.given().delays()
     return {
+        "executed_p50_ms": percentile(executed, 0.5) * 1e3,
+        "executed_p99_ms": percentile(executed, 0.99) * 1e3,
         "p50_ms": p50 * 1e3,
         "p99_ms": p99 * 1e3,
         "flush_ms": flush * 1e3,
@@ -201,8 +211,8 @@ async def latencies(system: System, seconds: float, rate: int, topic: str = NOOP
     times: list[float] = []
 
     async def one() -> None:
-        begin = time.perf_counter()
-        handle = await system.client.asubmit(topic, {"sent": 0})
+        begin, sent = time.perf_counter(), time.monotonic_ns()
+        handle = await system.client.asubmit(topic, {"sent": sent})
         await handle.await_end()
         times.append(time.perf_counter() - begin)
 

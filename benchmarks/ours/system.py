@@ -138,9 +138,12 @@ def start_worker(
 
 
 def start_workers(
-    folder: Path, count: int, environment: Mapping[str, str] | None = None
+    folder: Path,
+    count: int,
+    environment: Mapping[str, str] | None = None,
+    slots: int = SLOTS,
 ) -> list[subprocess.Popen[bytes]]:
-    return [start_worker(folder, f"w{n}", environment=environment) for n in range(1, count + 1)]
+    return [start_worker(folder, f"w{n}", slots, environment) for n in range(1, count + 1)]
 
 
 async def until(met: Callable[[], bool], seconds: float = 120.0) -> bool:

@@ -13,8 +13,8 @@ from ours.system import PROFILE
 from sampling import Sampler
 
 from penstock.adapters.link.address import Address
+from penstock.app.service import run_service
 from penstock.app.worker_process import WorkerProcess
-from penstock.cli.service import run_service
 from penstock.config import load
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from marks import Marks
 from measure import cpu_seconds, percentile
 from peers.peer import Peer
-from peers.sides import DRAMATIQ, HUEY_FSYNC, PGQUEUER, PROCRASTINATE
+from peers.sides import DRAMATIQ, HUEY_FSYNC, PGQUEUER, PROCRASTINATE, TASKIQ
 from processes import kill as kill_process
 from processes import running as started
 from processes import until, wait
@@ -37,6 +37,10 @@ def of_peer(side: str, folder: Path, measure: str, **options: Any) -> Figures:
         from peers.procrastinate import ProcrastinatePeer
 
         peer = ProcrastinatePeer(folder)
+    elif side == TASKIQ:
+        from peers.taskiq import TaskiqPeer
+
+        peer = TaskiqPeer(folder)
     else:
         from peers.huey import HueyPeer
 
@@ -47,6 +51,12 @@ def of_peer(side: str, folder: Path, measure: str, **options: Any) -> Figures:
         return figures
     finally:
         peer.close()
+
+
+def drain_beside_reader(peer: Any, *, jobs: int, workers: int) -> Figures:
+    """The same while another session of the database keeps a snapshot open."""
+    with peer.server.long_reader():
+        return drain(peer, jobs=jobs, workers=workers)
 
 
 def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:

@@ -21,12 +21,12 @@ class PgQueuerPeer:
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "pgqueuer.log"
-        self._server = Postgres(folder)
+        self.server = Postgres(folder)
         self._loop = _new_event_loop()
         try:
             self._do(self._connect())
         except BaseException:
-            self._server.close()
+            self.server.close()
             raise
 
     async def _connect(self) -> None:
@@ -36,7 +36,7 @@ class PgQueuerPeer:
 
         for attempt in range(100):  # the port opens before the server takes connections
             try:
-                self._connection = await asyncpg.connect(self._server.url)
+                self._connection = await asyncpg.connect(self.server.url)
                 break
             except asyncpg.CannotConnectNowError:
                 if attempt == 99:
@@ -59,18 +59,18 @@ class PgQueuerPeer:
         self._do(self._queries.enqueue(["noop"] * count, [b"0"] * count, [0] * count))
 
     def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
-        argv = [sys.executable, "-m", "peers.pgqueuer_worker", self._server.url, str(BATCH)]
+        argv = [sys.executable, "-m", "peers.pgqueuer_worker", self.server.url, str(BATCH)]
         return [start(argv, self._log) for _ in range(count)]
 
     def server_pids(self) -> list[int]:
-        return [self._server.pid]
+        return [self.server.pid]
 
     def close(self) -> None:
         try:
             self._do(self._connection.close())
         finally:
             self._loop.close()
-            self._server.close()
+            self.server.close()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(work)

@@ -6,6 +6,8 @@ import os
 import pwd
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from processes import free_port, start, stop, wait_for_port
@@ -60,6 +62,24 @@ class Postgres:
         self.pid = self._server.pid
         self.url = f"postgresql://bench@127.0.0.1:{port}/postgres"
         wait_for_port(port)
+
+    @contextmanager
+    def long_reader(self) -> Iterator[None]:
+        """A session that keeps a snapshot open."""
+        folder = programs()
+        assert folder is not None
+        reader = subprocess.Popen(
+            [folder / "psql", "-qAt", self.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        try:
+            reader.stdin.write(b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1;\n")
+            reader.stdin.flush()
+            reader.stdout.readline()
+            yield
+        finally:
+            reader.communicate()
 
     def close(self) -> None:
         stop(self._server)

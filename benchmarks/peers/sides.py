@@ -10,6 +10,7 @@ from peers import postgres
 
 PENSTOCK, HUEY_FSYNC, HUEY = "penstock", "huey-fsync", "huey"
 PGQUEUER, DRAMATIQ, PROCRASTINATE = "pgqueuer", "dramatiq", "procrastinate"
+TASKIQ, OBAN = "taskiq", "oban"
 
 SIDES = {
     PENSTOCK: "Penstock",
@@ -18,17 +19,22 @@ SIDES = {
     PGQUEUER: "PgQueuer, PostgreSQL, fsync",
     DRAMATIQ: "Dramatiq, Redis, memory",
     PROCRASTINATE: "Procrastinate, PostgreSQL, fsync",
+    TASKIQ: "taskiq, NATS JetStream, fsync",
+    OBAN: "Oban, PostgreSQL, fsync",
 }
 PEERS = (HUEY_FSYNC, HUEY, PGQUEUER, DRAMATIQ)
 _PACKAGES = {
     PGQUEUER: ("pgqueuer", "asyncpg"),
     DRAMATIQ: ("dramatiq",),
     PROCRASTINATE: ("procrastinate", "psycopg"),
+    TASKIQ: ("taskiq", "taskiq_nats"),
 }
 
 
 def missing(side: str) -> str | None:
     """Why a peer can't be measured here, if so."""
+    if side == OBAN:
+        return "it needs Python 3.12, and this benchmark runs with Penstock's oldest, 3.11"
     packages = _PACKAGES.get(side, ("huey",))
     if any(importlib.util.find_spec(name) is None for name in packages):
         return f"{' and '.join(packages)} not installed: 'make bench' installs it"

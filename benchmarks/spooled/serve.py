@@ -16,11 +16,11 @@ from spooled.prompts import SLOTS, THREADS
 from tests.support.fake_llm import FakeRunner
 
 from penstock.adapters.llama.runner import LlamaRunner
-from penstock.cli.service import run_service
+from penstock.app.service import run_service
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Runner
 from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.server.running import EventKind, JobEvent
+from penstock.workloads.spool.server.pool import EventKind, JobEvent
 from penstock.workloads.spool.server.server import Server
 
 

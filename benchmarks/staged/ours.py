@@ -12,7 +12,7 @@ from staged.clocked import STAGES, WARM_ITEMS, WARM_JOBS, many, once
 
 import penstock
 from penstock.adapters.sqlite.store import SqliteBackend
-from penstock.cli.service import run_service
+from penstock.app.service import run_service
 
 
 def six() -> penstock.Pipeline:

@@ -105,6 +105,23 @@ def test_over_http_it_finds_out_every_figure(over_http):
     assert {"reading", "events"} <= set(results)
 
 
+@pytest.mark.timeout(120)
+def test_the_dashboard_benchmark_measures_pages_and_viewers_and_judges_them(tmp_path):
+    figures = tmp_path / "figures.json"
+    where = ["--json", str(figures), "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "dashboard.py"), "--tiny", *where],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(figures.read_text())["results"]
+    assert results["pages"]["dashboard"]["overview p50_ms"] > 0
+    assert results["viewers"]["dashboard"]["watched"] > 0
+    assert "| 3 viewers of an idle engine: 5% of a core" in done.stdout
+
+
 @pytest.mark.timeout(180)
 def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path):
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
@@ -197,14 +214,20 @@ def test_the_benchmark_of_split_models_measures_one_two_and_three_nodes_beside_g
     where = ["--json", str(figures), "--write", str(page), "--folder", str(tmp_path)]
     script = str(ROOT / "benchmarks" / "pipes.py")
     done = subprocess.run(
-        [sys.executable, script, "--tiny", "--only=plumbing", "--model", str(model_file), *where],
+        [
+            *(sys.executable, script, "--tiny", "--only=plumbing,halves"),
+            *("--model", str(model_file), *where),
+        ],
         capture_output=True,
         text=True,
         timeout=290,
     )
     assert done.returncode == 0, done.stderr
-    results = json.loads(figures.read_text())["results"]["plumbing"]
+    everything = json.loads(figures.read_text())["results"]
+    results = everything["plumbing"]
     assert set(results) == {"plain", "ours1", "ours2", "ours3"}
     assert min(figures["rate"] for figures in results.values()) > 0
     assert results["ours3"]["hops"] == 3
-    assert "| 3 nodes: 0.7 of our 1 node, plumbing alone" in page.read_text()
+    assert everything["halves"]["limited2"]["hops"] == 2
+    assert "| 3 nodes: 0.75 of our 1 node, plumbing alone" in page.read_text()
+    assert "| 2 nodes that can't hold the model alone" in page.read_text()

@@ -37,7 +37,7 @@ def origin(engine: Any, options: str = "", busy: int = 0) -> str:
 
 def test_verdicts_stand_only_between_the_marks_of_figures(pages: dict[str, str]) -> None:
     benchmarks = {name: text for name, text in pages.items() if "reference/benchmarks" in name}
-    assert len(benchmarks) == 6
+    assert len(benchmarks) == 8
     for name, text in benchmarks.items():
         prose = re.sub(r"<!-- figures -->.*<!-- /figures -->", "", text, flags=re.S)
         assert prose != text, name

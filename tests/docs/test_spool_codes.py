@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from penstock.workloads.llm.values import LlmCode
-from penstock.workloads.spool.server import outcomes, recovery
+from penstock.workloads.spool.server import processor, recovery
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -18,7 +18,7 @@ def codes_below(page: str, heading: str) -> set[str]:
 
 
 def test_the_spool_s_own_codes_are_on_its_page() -> None:
-    made = {value for name, value in vars(outcomes).items() if name.isupper() and _is_code(value)}
+    made = {value for name, value in vars(processor).items() if name.isupper() and _is_code(value)}
     assert codes_below("reference/spool.md", "## Codes\n") == made | {recovery.LOST}
 
 
