@@ -29,8 +29,8 @@ demo: .venv/.installed-demo ## run all kinds of jobs and show what became of eac
 docs: .venv/.installed-docs ## build the documentation site into build/site (then: python -m http.server -d build/site)
 	$(BIN)/python -m mkdocs build --strict
 
-screenshots: .venv/.installed-test ## the dashboard's pages, phone and desktop, light and dark, into build/screenshots
-	PYTHONPATH=. $(BIN)/python tools/screenshots.py
+screenshots: .venv/.installed-test ## the dashboard's pages, phone and desktop, light and dark, into docs/images
+	PENSTOCK_SCREENSHOTS=1 $(BIN)/pytest -q tests/browser/test_screenshots.py
 
 test: lint types unit ## the quick checks: lint, types, layers, quick tests (no root, no engines)
 
@@ -80,9 +80,11 @@ coverage: .venv/.installed-test-all ## the tests, and which lines they reach
 bench: .venv/.installed-bench $(MODEL) ## side by side with other engines; prints ratios
 	$(BIN)/python benchmarks/engine.py $(ARGS)
 	$(BIN)/python benchmarks/http_api.py $(HTTP_ARGS)
+	$(BIN)/python benchmarks/dashboard.py $(DASHBOARD_ARGS)
 	$(BIN)/python benchmarks/pipeline.py $(PIPELINE_ARGS)
 	$(BIN)/python benchmarks/container.py $(CONTAINER_ARGS)
 	$(BIN)/python benchmarks/scale_out.py $(SCALE_OUT_ARGS)
+	$(BIN)/python benchmarks/round_trip.py $(ROUND_TRIP_ARGS)
 	$(BIN)/python benchmarks/spool.py $(SPOOL_ARGS)
 	$(BIN)/python benchmarks/pipes.py $(PIPES_ARGS)
 

@@ -75,7 +75,9 @@ async def main(folder: Path, console: Console, *, stays: bool = False) -> int:
 async def stay(ps: penstock.Client, console: Console) -> None:
     """Leave the dashboard open until Ctrl-C."""
     link = await ps.keys.acreate_link()
-    console.print("\nThe dashboard, with all of these jobs; Ctrl-C ends it:")
+    console.print(
+        "\nThe dashboard, with all of these jobs (what failed, failed on purpose); Ctrl-C ends it:"
+    )
     console.print(link.url, style="bold", soft_wrap=True, markup=False)
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, over.set)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.cli.commands import Penstock
+from tests.support.nats import make_tls_files, program
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -51,6 +52,18 @@ def test_the_compose_file_is_one() -> None:
         tool("check-jsonschema"), "--builtin-schema", "compose-spec", DEPLOY / "compose.yaml"
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nats_accepts_its_configuration_in_the_compose_file(tmp_path: Path) -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    make_tls_files(tmp_path, "127.0.0.1")
+    text = compose["configs"]["nats"]["content"].replace("$$", "$").replace("/tls/", f"{tmp_path}/")
+    (tmp_path / "nats.conf").write_text(text)
+    env = {**os.environ, "NATS_PASSWORD": "s3cret"}
+    argv = [program(), "-t", "-c", tmp_path / "nats.conf"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "sync_interval: always" in text
 
 
 @pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.stem)

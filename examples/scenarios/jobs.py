@@ -20,6 +20,7 @@ till = penstock.App()
 
 @app.job("job.text.shout")
 async def shout(text: str) -> str:
+    """Says a text loudly."""
     return text.upper() + "!"
 
 
@@ -44,6 +45,7 @@ async def book(chapters: list[str]) -> str:
 
 @app.job("job.math.divide")
 async def divide(a: float, b: float) -> float:
+    """Divides a by b; by 0 it fails."""
     return a / b
 
 
@@ -65,11 +67,13 @@ async def poll(ctx: penstock.Context, order: int) -> str:
 
 @app.job("job.slow.wait", timeout=0.5)
 async def wait_for_ever() -> None:
+    """Never ends by itself: its timeout ends it."""
     await asyncio.Event().wait()
 
 
 @app.job("job.slow.render")
 async def render(frames: int) -> int:
+    """Takes 50 ms for each frame; long enough to be cancelled."""
     for _ in range(frames):
         await asyncio.sleep(0.05)
     return frames
@@ -77,6 +81,7 @@ async def render(frames: int) -> int:
 
 @app.job("job.mail.send")
 async def send_mail(text: str) -> None:
+    """Never runs: a safety rule denies mail to everyone."""
     raise AssertionError("the safety kernel let it pass")
 
 
@@ -96,16 +101,19 @@ _encoding: set[int] = set()
 
 @app.job("job.ship.release")
 async def release(version: str) -> str:
+    """Runs once a second person has approved it: a rule holds it."""
     return f"{version} is out"
 
 
 @app.job("job.slow.think", timeout=30)
 async def think() -> None:
+    """Never ends by itself: a safety rule gives it 0.3 s."""
     await asyncio.Event().wait()
 
 
 @app.job("job.video.encode")
 async def encode(clip: int) -> None:
+    """Encodes a clip; a limit lets two run at once."""
     global most_at_once
     _encoding.add(clip)
     most_at_once = max(most_at_once, len(_encoding))
@@ -115,16 +123,19 @@ async def encode(clip: int) -> None:
 
 @app.job("job.sms.send")
 async def send_sms(to: int) -> int:
+    """Sends a text message; a rule lets two go in half a second."""
     return to
 
 
 @app.job("job.paper.print")
 async def print_pages(pages: int) -> None:
+    """Prints; a limit lets one run and one wait, and refuses more."""
     await asyncio.sleep(0.1 * pages)
 
 
 @app.job("job.flow.fetch")
 async def fetch_thing(what: str) -> str:
+    """The first step of a workflow; the moon is out of reach."""
     await asyncio.sleep(0.2)
     if what == "the moon":
         raise LookupError("it is out of reach")
@@ -133,21 +144,24 @@ async def fetch_thing(what: str) -> str:
 
 @app.job("job.flow.mix")
 async def mix() -> str:
+    """Runs after the steps that fetch, if they succeeded."""
     return "mixed"
 
 
 @app.job("job.flow.tidy")
 async def tidy() -> str:
+    """Runs at the end of a workflow, whatever became of the others."""
     return "tidy"
 
 
 @app.job("job.clock.beat")
 async def beat() -> None:
-    pass
+    """Submitted by a schedule, again and again."""
 
 
 @app.job("job.bill.post")
 async def post(bill: int) -> int:
+    """Posts a bill; fails while the post office is closed, and is retried in bulk."""
     if not post_office_is_open.is_set():
         raise ConnectionError("the post office is closed")
     return bill
@@ -158,6 +172,7 @@ async def post(bill: int) -> int:
 
 @converter.job("job.elsewhere.convert", idempotent=True)
 async def convert(pages: int) -> int:
+    """Idempotent: when its worker is killed, another one does it again."""
     for _ in range(pages):
         await asyncio.sleep(0.05)
     return pages
@@ -165,5 +180,6 @@ async def convert(pages: int) -> int:
 
 @till.job("job.elsewhere.charge")
 async def charge(cents: int) -> int:
+    """Not idempotent: when its worker is killed, it ends TIMEOUT and is not repeated."""
     await asyncio.sleep(1)
     return cents

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import penstock
-from penstock.workloads.llm.answers import piece_of
 from scenarios.scenario import Scenario, Stage, Story, expect
 from scenarios.spoken import MODEL
 
@@ -57,7 +56,7 @@ async def lost(stage: Stage, layers: asyncio.subprocess.Process) -> penstock.Job
     """Another one, whose node is killed in the middle: no copy of its layers is left."""
     job = await ask(stage, 400)
     async for update in job.afollow():
-        if layers.returncode is None and piece_of(update) is not None:
+        if layers.returncode is None and isinstance(update, penstock.Streamed):
             layers.kill()
             await layers.wait()
     return job

@@ -10,7 +10,7 @@ from pathlib import Path
 import penstock
 from penstock.adapters.llama.process import check_engine
 from penstock.lifecycles.spool import FOLDERS, Status
-from penstock.workloads.llm.answers import piece_of
+from penstock.workloads.llm.answers import TextStream
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.values import LlmFailure
 from penstock.workloads.spool.config import ServerConfig, SpoolOptions
@@ -43,7 +43,10 @@ async def question(stage: Stage) -> Story:
         "stream": True,
     }
     job = await stage.ps.asubmit(TOPIC, request, priority=penstock.Priority.INTERACTIVE)
-    told = [piece.text async for update in job.afollow() if (piece := piece_of(update))]
+    told: list[str] = []
+    stream = TextStream(told.append)
+    async for update in job.afollow():
+        stream.add(update)
     said = (await job.aresult(60))["choices"][0]["text"]
     expect("".join(told) == said, f"it streamed {told}, and said {said!r}")
     return Story(job, f"{QUESTION} {_line(said)} ({len(told)} pieces)")

@@ -10,8 +10,12 @@ from pathlib import Path
 import penstock
 from scenarios.scenario import Scenario, Stage, Story, expect
 
-pages = penstock.Pipeline("pages", single_flight=False, cancel_grace=2)
-"""Three stages; one of its pages is always missing the first time."""
+pages = penstock.Pipeline(
+    "pages",
+    single_flight=False,
+    cancel_grace=2,
+    doc="Counts the words of pages; one of them is always missing the first time.",
+)
 
 
 class Rooms:

@@ -53,15 +53,18 @@ class Engine(Protocol):
 
 
 class Oci:
-    """Every call of the runtime leaves a line in a file."""
+    """Every call of the runtime leaves a line in a file, and so does every start of a container."""
 
     name = "oci"
 
     def __init__(self, runtime: str, folder: Path, busybox: Path, jobs_dir: Path) -> None:
-        program, place = needs_runtime(runtime), folder / "bin"
-        self.runtime, self._calls = runtime, folder / "calls"
+        program, place, told = needs_runtime(runtime), folder / "bin", folder / "told"
+        self.runtime, self._calls, self._started = runtime, folder / "calls", told / "started"
         place.mkdir()
-        wrapper = f'#!/bin/sh\necho "$@" >> {self._calls}\nexec {program} "$@"\n'
+        told.mkdir()
+        told.chmod(0o777)
+        (folder / "edit").write_text(TELL_START.replace("FOLDER", str(told)))
+        wrapper = WRAPPER.format(calls=self._calls, edit=folder / "edit", program=program)
         (place / runtime).write_text(wrapper)
         (place / runtime).chmod(0o755)
         self.environ = {"PATH": f"{place}:{os.environ['PATH']}"}
@@ -69,14 +72,29 @@ class Oci:
         store.import_tree(busybox, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
 
     def started(self) -> list[str]:
-        text = self._calls.read_text() if self._calls.exists() else ""
-        calls = [line.split() for line in text.splitlines()]
-        return [
-            word for call in calls if "run" in call for word in call if word.startswith("penstock-")
-        ]
+        return self._started.read_text().split() if self._started.exists() else []
 
     def left(self, jobs_dir: Path) -> list[str]:
-        return cgroups_of(set(self.started()))
+        words = self._calls.read_text().split()
+        return cgroups_of({word for word in words if word.startswith("penstock-")})
+
+
+WRAPPER = """\
+#!/bin/sh
+echo "$@" >> {calls}
+bundle= name=
+for word; do
+    case $name in --bundle) bundle=$word;; esac
+    name=$word
+done
+case $name in penstock-trial-*) ;; penstock-*) sed -i -f {edit} "$bundle/config.json";; esac
+exec {program} "$@"
+"""
+TELL_START = r"""
+s|"args":\["/dev/.init","--",|&"sh","-c","hostname >> /input/started; exec \\"$@\\"","sh",|
+s|"mounts":\[|&{"destination":"/input","type":"bind","source":"FOLDER","options":["rbind","rw"]},|
+"""
+"""A sed script: the container's command first writes its name down."""
 
 
 class Daemon:

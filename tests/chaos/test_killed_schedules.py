@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from datetime import datetime
@@ -19,7 +18,7 @@ EVERY_SECOND = ("* * * * * *", "job.chaos.quick", "--input", '{"n": 1}')
 
 
 def jobs_of(c: Cluster, schedule: str) -> list[Job]:
-    stored, _ = asyncio.run(c._stored())
+    stored, _ = c.stored()
     found = [job for job in stored.values() if job.request.schedule == schedule]
     return sorted(found, key=lambda job: job.seq)
 

@@ -13,6 +13,8 @@ from openai import OpenAI
 from tests.support.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
+from penstock.lifecycles.canonical import JobState
+
 
 def client_of(c: Cluster, engine: subprocess.Popen[bytes]) -> OpenAI:
     eventually(lambda: "ready;" in c.log_of(engine), "the engine tells its address")
@@ -52,13 +54,19 @@ def test_a_stream_goes_on_after_its_engine_and_after_its_worker_is_killed(
 ) -> None:
     small = {f"PENSTOCK_MODELS__{name}": "1" for name in ("SLOTS", "THREADS")}
     with cluster(tmp_path, PENSTOCK_MODELS__CONTEXT="256", **small) as c:
+        words = ("worker", "--app", "jobs:app", "--model", str(model_file), "--id")
+        workers = {name: c.start(*words, name) for name in ("first", "second")}
         engine = c.up("--no-worker", "--http", "127.0.0.1:0")
-        worker = ("worker", "--app", "jobs:app", "--model", str(model_file), "--id")
-        first = c.start(*worker, "first")
-        with client_of(c, engine) as client:
+
+        with client_of(c, engine) as client, c.client() as ps:
+
+            def busy() -> subprocess.Popen[bytes]:
+                (job,) = ps.jobs(states=(JobState.DISPATCHED, JobState.RUNNING))
+                assert job.record.worker_id is not None
+                return workers[job.record.worker_id]
+
             eventually(lambda: client.models.list().data, "the model is served")
-            one = streamed(client, 5, lambda: kill_engine_of(first))
-            c.start(*worker, "second")
-            other = streamed(client, 12, lambda: kill(first))
+            one = streamed(client, 5, lambda: kill_engine_of(busy()))
+            other = streamed(client, 12, lambda: kill(busy()))
             assert one == other
         c.check_history()

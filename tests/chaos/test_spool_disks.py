@@ -16,9 +16,8 @@ from penstock.lifecycles.spool import FOLDERS, Status
 from penstock.workloads.spool.client.changes import cancel, clean
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.closing import finish
 from penstock.workloads.spool.disk.files import Unfit, move, read_file
-from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.job import Meta, finish
 from penstock.workloads.spool.disk.workspace import Workspace
 
 _NOBODY = 65534

@@ -21,8 +21,7 @@ from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.client.work import Submission, Work
 from penstock.workloads.spool.config import SpoolOptions, Sync
-from penstock.workloads.spool.disk.closing import RESULT
-from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.job import RESULT, read_meta
 from penstock.workloads.spool.disk.workspace import Workspace
 
 

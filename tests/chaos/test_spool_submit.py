@@ -18,8 +18,7 @@ from penstock.workloads.spool.client.changes import cancel, clean
 from penstock.workloads.spool.client.flow import Flow
 from penstock.workloads.spool.client.work import Submission, Work
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
-from penstock.workloads.spool.disk.closing import fail, finish
-from penstock.workloads.spool.disk.meta import Meta, read_kind, read_meta, read_options
+from penstock.workloads.spool.disk.job import Meta, fail, finish, read_kind, read_meta, read_options
 from penstock.workloads.spool.disk.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(1000)

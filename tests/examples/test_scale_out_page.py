@@ -16,24 +16,20 @@ from tests.support.nats import make_tls_files, program
 from tests.support.postgres import PostgresServer
 
 
-def inside(machine: Machine) -> list[str]:
-    return ["ip", "netns", "exec", machine.name]
-
-
 def start_nats(machine: Machine, folder: Path) -> None:
     """A server with TLS, as the page says."""
     settings = folder / "nats.conf"
     tls = make_tls_files(folder, machine.address)
     settings.write_text(f'host: "{machine.address}"\nport: 4222\n{tls}')
     with open(folder / "nats.log", "wb") as log:
-        argv = [*inside(machine), str(program()), "-c", str(settings)]
+        argv = [*machine.inside, str(program()), "-c", str(settings)]
         started = subprocess.Popen(argv, stdout=log, stderr=log, text=True)
     machine.processes.append(started)
 
 
 def start_postgres(machine: Machine, folder: Path) -> PostgresServer:
     options = ("fsync=off", "listen_addresses=*")
-    server = PostgresServer(folder, *options, port=5432, inside=inside(machine))
+    server = PostgresServer(folder, *options, port=5432, inside=machine.inside)
     with (server.data / "pg_hba.conf").open("a") as access:
         access.write("host all all 10.99.0.0/24 trust\n")
     server.sql("CREATE ROLE penstock LOGIN")
@@ -59,7 +55,7 @@ def test_each_step_from_one_process_to_a_cluster_works(tmp_path: Path) -> None:
         readers: dict[str, Reader] = {}
         for machine in (machines.here, machines.there):
             (machine.folder / "shared").symlink_to(shared)
-            readers[machine.address] = Reader(machine.folder, inside(machine))
+            readers[machine.address] = Reader(machine.folder, machine.inside)
             stack.callback(readers[machine.address].close)
         for block in blocks_of(ROOT / "docs/how-to/scale-out.md"):
             if block.mark == "file":

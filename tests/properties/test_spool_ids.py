@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.spool.disk.ids import is_job_id, order_of
+from penstock.workloads.spool.disk.workspace import is_job_id, order_of
 
 _ids = st.from_regex(r"[0-9]{1,20}(_[0-9]{1,10}){0,4}", fullmatch=True)
 _micros = st.integers(10**14, 10**16)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.spool.disk.meta import Meta, encode_meta
+from penstock.workloads.spool.disk.job import Meta, encode_meta
 
 _text = st.text(max_size=30)
 _metas = st.builds(

@@ -17,9 +17,8 @@ from penstock.workloads.spool.client.changes import cancel, clean, retry
 from penstock.workloads.spool.client.flow import Flow
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk.closing import fail, finish
 from penstock.workloads.spool.disk.files import move
-from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.job import Meta, fail, finish
 from penstock.workloads.spool.disk.workspace import Workspace
 
 _EVENTS = (SpoolEvent.CLAIM, SpoolEvent.RECOVER, SpoolEvent.FINISH, SpoolEvent.FAIL)

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Installs what the tests of `make test-all` start: Debian's Docker, Podman, runc, crun and gVisor, skopeo and umoci,
-# PostgreSQL, PgBouncer, Chromium, a static busybox for the image, curl for the examples of the docs, and libgomp for benchmarks that
+# PostgreSQL, PgBouncer, Chromium, promtool, a static busybox for the image, curl for the examples of the docs, and libgomp for benchmarks that
 # run llama.cpp without Penstock. Nothing is started. Does nothing where all are there, and only says
 # so where it can't help.
 set -eu
 
 missing=""
-for program in dockerd podman runc crun runsc skopeo umoci busybox conmon catatonit unshare setpriv curl psql pgbouncer chromium; do
+for program in dockerd podman runc crun runsc skopeo umoci busybox conmon catatonit unshare setpriv curl psql pgbouncer chromium promtool; do
     command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
 done
 [ -n "$missing" ] || exit 0
@@ -26,4 +26,4 @@ fi
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends \
     docker.io podman runc crun runsc skopeo umoci busybox-static conmon catatonit tini util-linux \
-    curl libgomp1 postgresql pgbouncer chromium >/dev/null
+    curl libgomp1 postgresql pgbouncer chromium prometheus >/dev/null

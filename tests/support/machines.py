@@ -69,6 +69,9 @@ class Machine:
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
         self.name, self.address, self.folder = name, address, folder
+        self.inside = ["ip", "netns", "exec", name]
+        """What a command is started with that is to run there."""
+        self.env: dict[str, str] = {}
         folder.mkdir()
         self.processes: list[subprocess.Popen[str]] = []
 
@@ -113,15 +116,23 @@ class Machine:
         eventually(lambda: text in self.log(name), f"{text!r} in {self.log(name)}")
 
     def _command(self, *args: str) -> list[str]:
-        inside = ["ip", "netns", "exec", self.name]
-        return [*inside, sys.executable, "-m", "penstock.cli", *args]
+        return [*self.inside, sys.executable, "-m", "penstock.cli", *args]
 
     def _env(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-        return {**kept, "PENSTOCK_DATA_DIR": str(self.folder / "data"), "NO_COLOR": "1"}
+        data = {"PENSTOCK_DATA_DIR": str(self.folder / "data"), "NO_COLOR": "1"}
+        return {**kept, **data, **self.env}
 
     def run(self, *words: str) -> None:
-        subprocess.run(["ip", "netns", "exec", self.name, *words], check=True)
+        subprocess.run([*self.inside, *words], check=True)
+
+    def cut(self) -> None:
+        """Nothing gets in or out any more, and nobody is told."""
+        for chain in ("INPUT", "OUTPUT"):
+            self.run("iptables", "-A", chain, "-j", "DROP")
+
+    def mend(self) -> None:
+        self.run("iptables", "-F")
 
     def close(self) -> None:
         for process in self.processes:
@@ -189,36 +200,52 @@ class Machines:
         return self.job(job_id)
 
     def cut(self) -> None:
-        """Nothing gets through any more, and nobody is told."""
-        for chain in ("INPUT", "OUTPUT"):
-            self.there.run("iptables", "-A", chain, "-j", "DROP")
+        self.there.cut()
 
     def mend(self) -> None:
-        self.there.run("iptables", "-F")
+        self.there.mend()
 
 
 @contextmanager
 def two_machines(folder: Path) -> Iterator[Machines]:
-    tag, cable = token_hex(3), token_hex(3)
-    names = [f"pst-{tag}-{end}" for end in "ab"]
-    here = Machine(names[0], "10.99.0.1", folder / "here")
-    there = Machine(names[1], "10.99.0.2", folder / "there")
-    (there.folder / "tasks.py").write_text(textwrap.dedent(APPLICATION))
-    try:
-        for machine in (here, there):
-            _ip("netns", "add", machine.name)
-        _ip("link", "add", f"pa{cable}", "type", "veth", "peer", "name", f"pb{cable}")
-        for machine, end in ((here, f"pa{cable}"), (there, f"pb{cable}")):
-            _ip("link", "set", end, "netns", machine.name)
-            inside = ("-n", machine.name)
-            _ip(*inside, "addr", "add", f"{machine.address}/24", "dev", end)
-            for device in ("lo", end):
-                _ip(*inside, "link", "set", device, "up")
+    with some_machines(folder, "here", "there") as (here, there):
+        (there.folder / "tasks.py").write_text(textwrap.dedent(APPLICATION))
         yield Machines(here, there)
+
+
+@contextmanager
+def some_machines(folder: Path, *names: str) -> Iterator[list[Machine]]:
+    """Machines with the addresses 10.99.0.1, 10.99.0.2 …, on one switch."""
+    tag = token_hex(3)
+    switch = f"pst-{tag}-switch"
+    made = [
+        Machine(f"pst-{tag}-{name}", f"10.99.0.{number}", folder / name)
+        for number, name in enumerate(names, 1)
+    ]
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        for number, machine in enumerate(made):
+            _plug_in(machine, switch, f"{tag}{number}")
+        yield made
     finally:
-        for machine in (there, here):
+        for machine in reversed(made):
             machine.close()
-            subprocess.run(["ip", "netns", "del", machine.name], capture_output=True, check=False)
+        for name in (*(machine.name for machine in made), switch):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _plug_in(machine: Machine, switch: str, cable: str) -> None:
+    _ip("netns", "add", machine.name)
+    near, far = f"pa{cable}", f"pb{cable}"
+    _ip("link", "add", near, "type", "veth", "peer", "name", far)
+    _ip("link", "set", near, "netns", machine.name)
+    _ip("link", "set", far, "netns", switch)
+    _ip("-n", switch, "link", "set", far, "master", "switch", "up")
+    _ip("-n", machine.name, "addr", "add", f"{machine.address}/24", "dev", near)
+    for device in ("lo", near):
+        _ip("-n", machine.name, "link", "set", device, "up")
 
 
 def _ip(*words: str) -> Sequence[str]:

@@ -33,12 +33,13 @@ class PostgresServer:
         copy_of: PostgresServer | None = None,
         port: int = 0,
         inside: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
-        """With `copy_of` it is a streaming replica of another one; `inside` is what its programs
-        are started with, as in a network namespace."""
+        """With `copy_of` it is a streaming replica of another one, found at the other's `host`;
+        `inside` is what its programs are started with, as in a network namespace."""
         found = programs()
         assert found is not None, MISSING
-        self._programs, self._options = found, options
+        self._programs, self._options, self.host = found, options, host
         self._user = _user()
         self._inside = [*inside]
         if inside and self._user is not None:
@@ -53,7 +54,14 @@ class PostgresServer:
         if copy_of is None:
             self._run("initdb", "-D", self.data, "-Utest", "-Atrust", "-EUTF8", "--locale=C")
         else:
-            source = ("-h127.0.0.1", f"-p{copy_of.port}", "-Utest", "-R", "-Xstream", "-cfast")
+            source = (
+                f"-h{copy_of.host}",
+                f"-p{copy_of.port}",
+                "-Utest",
+                "-R",
+                "-Xstream",
+                "-cfast",
+            )
             self._run("pg_basebackup", *source, "-D", self.data)
         self._server: subprocess.Popen[bytes] | None = None
         self.start()

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.config.loading import SECTIONS, TYPES
+from penstock.config.options import SettingOptions
 from penstock.ports.engine_api import PARTS, EngineApi
 from penstock.ports.store import JobConditions, JobQuery
 from penstock.workloads.llm.batches import Batches
@@ -124,6 +126,11 @@ def test_the_conditions_of_a_call_are_the_fields_of_a_query() -> None:
     fields = {name: str(kind) for name, kind in JobQuery.__annotations__.items()}
     said = {name: kind.__forward_arg__ for name, kind in JobConditions.__annotations__.items()}
     assert said == fields
+
+
+def test_the_settings_of_a_call_are_those_there_are() -> None:
+    names = {name.replace(".", "__") for name in TYPES} | set(SECTIONS)
+    assert set(SettingOptions.__annotations__) == names
 
 
 def test_every_public_name_can_be_imported() -> None:

@@ -215,7 +215,11 @@ def handles(client: Client) -> None:
     print(wider)
     narrower: JobHandle[int] = page  # error
     print(narrower)
-    with app.run("data") as ps:
+    app.run("data", concurency=3)  # error
+    app.run("data", concurrency="many")  # error
+    app.start("data", http__lisen="127.0.0.1:0")  # error
+    app.run("data", rules="rules.toml", http__listen="127.0.0.1:0", pools={"gpu": {"capacity": 1}})
+    with app.run("data", concurrency=3, timeouts__drain=1) as ps:
         reveal_type(ps)  # is Client
 
 

@@ -123,6 +123,18 @@ async def test_facts_are_told_when_they_are_new_and_at_most_once_a_second() -> N
 
 
 @on_virtual_time
+async def test_two_executors_that_tell_of_the_same_are_both_heard() -> None:
+    whole = Telling({"models": {"job.llm.a": {}}, "count": 1})
+    split = Telling({"models": {"job.chat.b": {}}})
+    split.topics = ("job.b",)
+    site = WorkerFactsBench(whole, split)
+    await site.welcome()
+    await asyncio.sleep(2)
+    assert site.facts() == [{"models": {"job.llm.a": {}, "job.chat.b": {}}, "count": 1}]
+    await site.end()
+
+
+@on_virtual_time
 async def test_an_engine_that_welcomes_anew_is_told_anew() -> None:
     site = WorkerFactsBench(Telling())
     for _ in range(3):

@@ -43,6 +43,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from penstock.core.job import Job
 
+DEBUG = "PENSTOCK_X_DEBUG"
+"""The variable that asks for stack traces."""
+
 
 class PenstockError(Exception):
     """The root: carries a stable `code`, a message and a hint."""

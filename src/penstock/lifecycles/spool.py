@@ -56,7 +56,7 @@ FOLDERS: Mapping[Status, str] = {
 }
 """Each state's folder, relative to the workspace. The folder is the state."""
 
-VISIBLE = frozenset({_S.QUEUED, _S.RUNNING, _S.DONE, _S.FAILED})
+VISIBLE = (_S.QUEUED, _S.RUNNING, _S.DONE, _S.FAILED)
 """What a lookup finds."""
 
 SPOOL: StateMachine[Status, SpoolEvent] = StateMachine(

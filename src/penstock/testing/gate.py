@@ -71,8 +71,8 @@ class GateContract:
 
     @run_async
     async def test_a_verdict_stays_through_what_follows(self, store: Ledger) -> None:
-        parked = move("a", _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD)
-        await store.apply([accept("a"), parked])
+        held = move("a", _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD)
+        await store.apply([accept("a"), held])
         await store.apply([move("a", _E.APPROVE, hold=ONE_VOTE)])
         assert (await one(store, "a")).hold == ONE_VOTE
         await store.apply([move("a", _E.APPROVE, hold=APPROVED)])
@@ -85,10 +85,10 @@ class GateContract:
         assert (await store.verify()).mismatches == ()
 
     @run_async
-    async def test_parked_is_what_still_waits_for_an_approval(self, store: Ledger) -> None:
+    async def test_a_job_awaits_approval_until_it_has_enough(self, store: Ledger) -> None:
         await store.apply([accept(name, tenant=f"t{i % 2}") for i, name in enumerate("abcde")])
-        parked = [move(n, _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD) for n in "abcd"]
-        await store.apply(parked)
+        held = [move(n, _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD) for n in "abcd"]
+        await store.apply(held)
         await store.apply(
             [
                 move("b", _E.APPROVE, hold=APPROVED),

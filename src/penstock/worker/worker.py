@@ -280,7 +280,11 @@ class Worker:
         for executor in self.executors:
             if (ask := getattr(executor, "facts", None)) is not None:
                 try:
-                    facts.update(ask())
+                    for name, fact in ask().items():
+                        # Two may tell of the same, as of language models whole and split.
+                        if isinstance(fact, Mapping) and isinstance(facts.get(name), Mapping):
+                            fact = {**facts[name], **fact}
+                        facts[name] = fact
                 except Exception:
                     log.exception("the facts of %s can't be read", type(executor).__name__)
         self._facts = facts

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.support.simulation.history import Began, Event, Finished, History, check
@@ -20,7 +20,7 @@ from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.control.ledger import Ledger
 from penstock.core.job import Job
 from penstock.core.journal import Transition
-from penstock.ports.store import JobQuery
+from penstock.ports.store import Backend, JobQuery
 
 HERE = Path(__file__).parent
 PENSTOCK = Path(sys.executable).parent / "penstock"
@@ -115,45 +115,71 @@ class Cluster:
 
     # -- what happened ------------------------------------------------------------
 
-    def marks(self) -> list[tuple[str, str, int, int]]:
-        """(begin or end, job_id, attempt, pid), in order."""
-        rows = [line.split() for line in self.marks_file.read_text().splitlines()]
-        return [(word, job_id, int(attempt), int(pid)) for word, job_id, attempt, pid in rows]
+    def marks(self) -> list[Mark]:
+        return marks_in(self.marks_file)
 
     def began(self, job_id: str, attempt: int = 1) -> bool:
         return any(m[:3] == ("begin", job_id, attempt) for m in self.marks())
 
     def check_history(self, *, quiescent: bool = True) -> None:
         """What ran, what was acknowledged and what the store holds, before the one checker."""
-        records, logs = asyncio.run(self._stored())
-        events: list[Event] = [
-            Began(job_id, attempt, f"process {pid}")
-            if word == "begin"
-            else Finished(job_id, attempt, f"process {pid}")
-            for word, job_id, attempt, pid in self.marks()
-        ]
-        history = History(events, records, logs, quiescent=quiescent)
-        violations = [str(violation) for violation in check(history)]
-        lost = [
-            f"{job_id} was acknowledged and is gone"
-            for job_id in self.acknowledged()
-            if job_id not in records
-        ]
-        assert not violations + lost
+        judge(self.marks(), self.acknowledged(), *self.stored(), quiescent=quiescent)
+
+    def stored(self) -> tuple[dict[str, Job], dict[str, list[Transition]]]:
+        return stored_in(SqliteBackend(self.data / "penstock.db"))
 
     def acknowledged(self) -> list[str]:
         """The ids that clients wrote down after they were told."""
         files = self.folder.glob("acknowledged-*")
         return [line for path in files for line in path.read_text().splitlines()]
 
-    async def _stored(self) -> tuple[dict[str, Job], dict[str, list[Transition]]]:
-        reader = Ledger(SqliteBackend(self.data / "penstock.db"), own=False)
+
+Mark = tuple[str, str, int, int]
+"""(begin or end, job_id, attempt, pid)"""
+
+
+def marks_in(file: Path) -> list[Mark]:
+    """What jobs said of themselves, in order."""
+    rows = [line.split() for line in file.read_text().splitlines()]
+    return [(word, job_id, int(attempt), int(pid)) for word, job_id, attempt, pid in rows]
+
+
+def stored_in(backend: Backend) -> tuple[dict[str, Job], dict[str, list[Transition]]]:
+    """The jobs of a store, and their logs."""
+
+    async def read() -> tuple[dict[str, Job], dict[str, list[Transition]]]:
+        reader = Ledger(backend, own=False)
         try:
             jobs = await reader.find(JobQuery(tries=True, limit=1_000_000))
             logs = {job.job_id: await reader.history(job.job_id) for job in jobs}
         finally:
             await reader.close()
         return {job.job_id: job for job in jobs}, logs
+
+    return asyncio.run(read())
+
+
+def judge(
+    marks: Sequence[Mark],
+    acknowledged: Iterable[str],
+    records: dict[str, Job],
+    logs: dict[str, list[Transition]],
+    *,
+    quiescent: bool = True,
+) -> None:
+    """What ran, what was acknowledged and what the store holds, before the one checker."""
+    events: list[Event] = [
+        Began(job_id, attempt, f"process {pid}")
+        if word == "begin"
+        else Finished(job_id, attempt, f"process {pid}")
+        for word, job_id, attempt, pid in marks
+    ]
+    history = History(events, records, logs, quiescent=quiescent)
+    violations = [str(violation) for violation in check(history)]
+    lost = [
+        f"{job_id} was acknowledged and is gone" for job_id in acknowledged if job_id not in records
+    ]
+    assert not violations + lost
 
 
 @contextlib.contextmanager

@@ -252,7 +252,7 @@ class Process:
             used=record.cache_used,
             kept=record.cache_kept,
             trips=len(origin._generations) if origin is not None else 0,
-            lanes=len(node._compute._queues),
+            lanes=node._compute.jobs,
             whole=isinstance(node.find(frozenset()), Route),
             nodes=tuple(one.node_id for one in node.records()),
             refused=record.refused,

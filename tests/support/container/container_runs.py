@@ -13,7 +13,7 @@ from tests.support.fake_containers import FakeEngine, Script
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.workloads.container.config import InputRules, WorkerConfig
 from penstock.workloads.container.engine import OWNER_LABEL, ContainerSummary
-from penstock.workloads.container.files.artifacts import ArtifactCollector, OutputFiles
+from penstock.workloads.container.files.artifacts import output_files
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import JobFolders, Sandbox
 from penstock.workloads.container.job import ContainerJob, ContainerResult, Limits, Stream
@@ -102,9 +102,9 @@ class Rig:
 
     def left(self) -> list[tuple[str, int]]:
         """Files in its output folder, and their sizes."""
-        collector = ArtifactCollector(None, self.job.limits.max_artifact_bytes)
-        files = OutputFiles(self.sandbox.output, self.job.limits.max_artifact_bytes, collector)
-        return [(path, len(file.read())) for path, file in files.files()]
+        most = self.job.limits.max_artifact_bytes
+        files = output_files(self.sandbox.output, most, lambda path, reason: None)
+        return [(path, len(file.read())) for path, file in files]
 
 
 Body = Callable[[Rig], Coroutine[Any, Any, None]]

@@ -19,7 +19,7 @@ from penstock.workloads.container.engine import OWNER_LABEL, ContainerEngine
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
-from penstock.workloads.container.files.artifacts import ArtifactCollector, OutputFiles
+from penstock.workloads.container.files.artifacts import output_files
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import JobFolders, Sandbox
 from penstock.workloads.container.job import ContainerJob, ContainerResult, Limits
@@ -80,9 +80,8 @@ class Shop:
         return self.sandboxes.sandbox(job.job_id)
 
     def files(self, job: ContainerJob) -> list[str]:
-        collector = ArtifactCollector(None, MIB)
-        files = OutputFiles(self.sandbox(job).output, MIB, collector)
-        return [path for path, _ in files.files()]
+        files = output_files(self.sandbox(job).output, MIB, lambda path, reason: None)
+        return [path for path, _ in files]
 
     async def remove(self, job: ContainerJob) -> None:
         removed = await self.runner.remove(job.job_id)

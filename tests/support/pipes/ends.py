@@ -13,13 +13,10 @@ import pytest
 import uvloop
 
 from penstock.workloads.pipes.wire.address import parse
-from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.counters import Counters
-from penstock.workloads.pipes.wire.dialing import connect
-from penstock.workloads.pipes.wire.frames import head_of
+from penstock.workloads.pipes.wire.connection import Connection, head_of
+from penstock.workloads.pipes.wire.endpoints import Listener, connect, listen
+from penstock.workloads.pipes.wire.frames import Counters, Kind
 from penstock.workloads.pipes.wire.identity import Identity, new_key
-from penstock.workloads.pipes.wire.kinds import Kind
-from penstock.workloads.pipes.wire.listener import Listener, listen
 from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode
 
 KEY = new_key()

@@ -115,19 +115,20 @@ class Network(AsyncExitStack):
             **defaults,
         }
 
-    async def add(self, node_id: str, *layers: LayerRange | None, **more: Any) -> Node:
-        """A node that has joined the first. `None` for layers is auto."""
+    def config(self, node_id: str, *layers: LayerRange | None, **more: Any) -> LpConfig:
+        """Of a node that joins the first. `None` for layers is auto."""
         settings = {"model": MODEL, "source": self.model.folder, **self._defaults, **more}
         first = next(iter(self.nodes.values()), None)
-        node = Node(
-            LpConfig(
-                node_id=node_id,
-                layers=None if None in layers else tuple(one for one in layers if one is not None),
-                key=self.key,
-                join=(first.address,) if first is not None else (),
-                **settings,
-            )
+        return LpConfig(
+            node_id=node_id,
+            layers=None if None in layers else tuple(one for one in layers if one is not None),
+            key=self.key,
+            join=(first.address,) if first is not None else (),
+            **settings,
         )
+
+    async def add(self, node_id: str, *layers: LayerRange | None, **more: Any) -> Node:
+        node = Node(self.config(node_id, *layers, **more))
         self.push_async_callback(node.stop)
         await node.start()
         self.nodes[node_id] = node

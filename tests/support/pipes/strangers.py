@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tests.support.pipes.networks import LAYERS, MODEL, Network, SmallModel, asked, until
 
 from penstock.workloads.llm.values import Delta
+from penstock.workloads.pipes import network_job
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.generation import Generation
 from penstock.workloads.pipes.net.records import (
@@ -17,15 +18,14 @@ from penstock.workloads.pipes.net.records import (
     SegmentRecord,
     SegmentState,
     new_boot,
+    state_of,
 )
-from penstock.workloads.pipes.net.states import state_of
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps, unpack_steps
 from penstock.workloads.pipes.node import Node
-from penstock.workloads.pipes.wire import steps
 from penstock.workloads.pipes.wire.address import parse
-from penstock.workloads.pipes.wire.frames import Splitter
+from penstock.workloads.pipes.wire.connection import Splitter
+from penstock.workloads.pipes.wire.frames import HELLO_LIMITS, Kind, limits
 from penstock.workloads.pipes.wire.identity import Identity
-from penstock.workloads.pipes.wire.kinds import HELLO_LIMITS, Kind, limits
 from penstock.workloads.pipes.wire.messages import (
     Hello,
     Message,
@@ -169,12 +169,12 @@ async def stranger(network: Network, layers: LayerRange | None = None) -> AsyncI
 def rehashed(job: NetworkJob, at: int, value: int) -> bytes:
     """A step whose header has another byte at this place, and a hash that fits."""
     data = bytearray(b"".join(pack_steps([job])))
-    begin = steps._PREFIX.size
+    begin = network_job._PREFIX.size
     data[begin + at] = value
     length = int.from_bytes(data[begin + 16 : begin + 18], "little")
     numbers = begin + int.from_bytes(data[4:8], "little")
-    rest = bytes(data[begin + steps.HASH_BYTES : begin + length])
-    data[begin : begin + steps.HASH_BYTES] = steps._digest(rest, bytes(data[numbers:]))
+    rest = bytes(data[begin + network_job.HASH_BYTES : begin + length])
+    data[begin : begin + network_job.HASH_BYTES] = network_job._digest(rest, bytes(data[numbers:]))
     return bytes(data)
 
 

@@ -15,14 +15,13 @@ import torch
 
 from penstock.lifecycles.processor import ProcessorEvent
 from penstock.workloads.llm.values import LlmFailure
-from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.end_model import EndModel
-from penstock.workloads.pipes.job import ComputeStep, Hop, Job, JobTime, OriginText
-from penstock.workloads.pipes.jobs import JobTable
+from penstock.workloads.pipes.job import ComputeStep, Hop, Job, JobTable, JobTime, OriginText
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.pipe import Pipe
 from penstock.workloads.pipes.receiver import JobReceiver
+from penstock.workloads.pipes.scheduler import PassScheduler
 from penstock.workloads.pipes.text.sampler import Chosen
 
 HIDDEN = 4
@@ -53,6 +52,9 @@ class SumCache:
         self.capacity = capacity
         self.filled = dict.fromkeys(range(layers), 0)
         self.sums = {layer: [0] * (capacity + 1) for layer in range(layers)}
+
+    def remember(self, layer: int, start: int, states: torch.Tensor) -> None:
+        """Nothing is lost here."""
 
 
 class SumModel:
@@ -155,7 +157,7 @@ class Stand:
         self.config = config_of(node_id, **options)
         self.ends = ring.make_ends()
         self.jobs, self.refused = JobTable(), Counter[str]()
-        self.compute = Compute(self, self.config)
+        self.compute = PassScheduler(self, self.config)
         end = EndModel(self.ends, lambda text: [int(word) for word in text.split()])
         self.receiver = JobReceiver(
             self.config,
@@ -174,7 +176,14 @@ class Stand:
         own = [n for hop in hops if hop.node_id == self.node_id for n in range(hop.start, hop.end)]
         cache = self.ring.make_cache(own)
         job = Job(
-            job_id, "pipe", "sums", self.ring.origin, tuple(hops), step, cache=cache, text=text
+            job_id,
+            "pipe",
+            "sums",
+            self.ring.origin,
+            tuple(hops),
+            compute_step=step,
+            cache=cache,
+            text=text,
         )
         pipe = Pipe(
             "pipe", "sums", hops, self.ring.layers, self.node_id, self.segments, self.compute
@@ -193,12 +202,12 @@ class Stand:
             lambda to: to.receiver.receive(memoryview(payload), self.node_id),
         )
 
-    def landed(self, origin: str, job_id: bytes, sequence: int, times: Sequence[JobTime]) -> None:
+    def acked(self, origin: str, job_id: bytes, sequence: int, times: Sequence[JobTime]) -> None:
         self.ring.landings += 1
         self.ring.carry(
             self.node_id,
             origin,
-            lambda to: to.compute.landed(to.receiver.context(job_id), sequence, times),
+            lambda to: to.compute.acked(to.receiver.context(job_id), sequence, times),
         )
 
     def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:

@@ -6,9 +6,9 @@ import asyncio
 import sys
 
 from penstock.workloads.pipes.wire.connection import Connection
+from penstock.workloads.pipes.wire.endpoints import listen
+from penstock.workloads.pipes.wire.frames import Kind
 from penstock.workloads.pipes.wire.identity import Identity
-from penstock.workloads.pipes.wire.kinds import Kind
-from penstock.workloads.pipes.wire.listener import listen
 from penstock.workloads.pipes.wire.messages import Hello
 
 

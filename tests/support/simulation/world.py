@@ -253,7 +253,7 @@ class World:
             self.say(f"{job_id} is cancelled: {job.job_id} is {job.state}")
 
     async def _vote(self) -> None:
-        parked = sorted(job.job_id for job in self.engine.open_jobs.parked.values())
+        parked = sorted(job.job_id for job in self.engine.open_jobs.awaiting_approval.values())
         if parked:
             job_id, by = self.chance.choice(parked), self.chance.choice(VOTERS)
             self.engine.own(self._say_yes_or_no(job_id, by, no=self.chance.random() < 0.15))

@@ -20,8 +20,7 @@ from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.client.flow import Flow
-from penstock.workloads.spool.client.job_view import JobView
+from penstock.workloads.spool.client.flow import Flow, JobView
 from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import SpoolOptions, Sync
 from penstock.workloads.spool.disk.workspace import Workspace

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from penstock.core.ledger import MAX_HISTORY
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
-from penstock.ports.executor import SCHEMA, Context, Environment, Outcome, Task
+from penstock.ports.executor import RUNS, SCHEMA, Context, Environment, Outcome, Task
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.context import DEFAULTS, RunOptions, RunScope
@@ -73,6 +74,8 @@ class PipelineExecutor:
         self._pools = Pools(self._options)
         self._breakers: Breakers | None = None
         self._items: dict[str, tuple[Definition, Stage]] = {}
+        self._ended: dict[str, dict[str, Counter[str]]] = {}
+        """Runs by status and items by outcome, by pipeline."""
         self._infos: dict[str, PipelineInfo] = {}
         topic_defaults: dict[str, TopicDefaults] = {}
         for topic, pipeline in self._pipelines.items():
@@ -98,8 +101,16 @@ class PipelineExecutor:
                 await environment.state.write(name, info)
 
     def facts(self) -> Mapping[str, Any]:
-        """What each pipeline takes; the items of its stages are submitted by its runs alone."""
-        return self._schemas
+        """What each pipeline takes, and what ended here; the items of its stages are submitted by
+        its runs alone."""
+        return {**self._schemas, RUNS: self._ended} if self._ended else self._schemas
+
+    def _count(self, record: PipelineRecord) -> None:
+        ended = self._ended.setdefault(record.pipeline, {"runs": Counter(), "items": Counter()})
+        ended["runs"][record.status] += 1
+        for stage in record.stages:
+            items = {"ok": stage.ok, "failed": stage.failed, "skipped": stage.skipped}
+            ended["items"].update(items)
 
     def check(self, topic: str, payload: bytes) -> None:
         if (pipeline := self._pipelines.get(topic)) is not None:
@@ -154,6 +165,7 @@ class PipelineExecutor:
             orchestrator = AsyncPipelineOrchestrator(scope, state, ctx.checkpoint, distributed)
             record = await orchestrator.run(partial(_requested_stop, ctx))
             state = orchestrator.state
+            self._count(record)
         else:  # an earlier attempt came to the end of the run, but not of its job
             record = replace(record, status=state.status)
         if not state.hooks_called and (pipeline.on_end or pipeline.on_alert):

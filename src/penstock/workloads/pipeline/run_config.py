@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from penstock.core.errors import InvalidRequest
 
@@ -157,3 +158,67 @@ def resolved_schema(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mappi
         schema = root.get("$defs", {}).get(name, {})
         seen += 1
     return schema
+
+
+# -- a config for people ---------------------------------------------------------
+
+Schema = Mapping[str, Any]
+_DEEPEST = 4
+"""How deep objects in objects are shown; a type may hold itself."""
+_NO_BOUNDS = ("type", "default", "title", "description")
+
+
+class ConfigField(Struct, frozen=True):
+    """One field of a config, in the words of JSON schema; inside an object it is OUTER.INNER."""
+
+    name: str
+    type: str
+    default: str
+    """As JSON; empty if it is required."""
+    about: str
+    """Its bounds and description."""
+
+
+def config_fields(
+    schema: Schema, whole: Schema | None = None, outer: str = ""
+) -> Iterator[ConfigField]:
+    whole = schema if whole is None else whole
+    for name, given in resolved_schema(schema, whole).get("properties", {}).items():
+        field = resolved_schema(given, whole)
+        if field.get("properties") and outer.count(".") < _DEEPEST:
+            yield from config_fields(field, whole, f"{outer}{name}.")
+            continue
+        kind, bounds = _type(field, whole)
+        about = (bounds, given.get("description") or field.get("description"))
+        said = "; ".join(filter(None, about))
+        yield ConfigField(f"{outer}{name}", kind, _default(given), said)
+
+
+def _default(field: Schema) -> str:
+    return msgspec.json.encode(field["default"]).decode() if "default" in field else ""
+
+
+def changed_fields(config: Mapping[str, Any], schema: Schema) -> dict[str, str]:
+    """The fields of a config that are not at their defaults, as JSON."""
+    known = resolved_schema(schema, schema).get("properties", {})
+    return {
+        name: msgspec.json.encode(value).decode()
+        for name, value in config.items()
+        if "default" not in (field := known.get(name, {})) or field["default"] != value
+    }
+
+
+def _type(schema: Schema, whole: Schema) -> tuple[str, str]:
+    """A type and its bounds, in the words of JSON schema."""
+    schema = resolved_schema(schema, whole)
+    if "anyOf" in schema:
+        kinds, limits = zip(*(_type(one, whole) for one in schema["anyOf"]), strict=True)
+        return " or ".join(dict.fromkeys(kinds)), ", ".join(filter(None, limits))
+    if "enum" in schema:
+        return "enum", ", ".join(map(str, schema["enum"]))
+    kind = schema.get("type", "any")
+    bounds = {name: of for name, of in schema.items() if type(of) in (int, float, str)}
+    said = [f"{name} {of}" for name, of in bounds.items() if name not in _NO_BOUNDS]
+    if kind == "array" and schema.get("items"):
+        kind = f"array of {_type(schema['items'], whole)[0]}"
+    return kind if isinstance(kind, str) else " or ".join(kind), ", ".join(said)
