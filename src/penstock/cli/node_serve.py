@@ -104,7 +104,6 @@ _own = options(
             256.
     --local-layers 0..     With --end-model: how many of the first layers it holds itself; by
             default 1.
-    --spot-check P         Probability, 0 to 1, that a node's computation is checked before a job.
     --keep DURATION        How long the cache of an ended job is kept for a next turn; by default
             5m.
     --print-times          Log the timing statistics of every job.
@@ -118,7 +117,6 @@ _own = options(
     dtype=click.Choice(["auto", "float32", "bfloat16", "float16", "int8"]),
     context=click.IntRange(min=16),
     prefill_chunk_size=click.IntRange(min=1),
-    spot_check=click.FloatRange(0, 1),
 )
 node_options = together(_model, joined, keyed, _own, as_lines, verbose)
 """The options of a node; `settings_of` makes sense of them."""

@@ -110,7 +110,7 @@ RENAMED = {
     **{f"pipe_{name}": f"node.{name}" for name in (
         "model", "source", "layers", "end_model", "local_layers", "listen", "advertise", "join",
         "key", "node_id", "dtype", "threads", "memory", "cache", "context", "max_jobs",
-        "max_waiting", "spot_check", "print_times", "step_timeout", "drain"
+        "max_waiting", "print_times", "step_timeout", "drain"
     )},
 }  # fmt: skip
 """Names from before there were sections; accepted, with a note, until the version after 0.2."""

@@ -119,7 +119,6 @@ class SettingOptions(TypedDict, total=False):
     node__keep_cache: float | None
     node__wire: WireFormat | str | None
     node__speculation: bool | None
-    node__spot_check: float | None
     node__print_times: bool | None
     node__heartbeat: float | None
     node__lease: float | None

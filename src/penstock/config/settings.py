@@ -407,8 +407,6 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     speculation: bool = True
     """Of an end model: whether tokens that followed the same words before are proposed and computed
     along with the newest one, where measured times say that it is faster (speculative decoding)."""
-    spot_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Probability that a node's computation is checked before a job."""
     print_times: bool = False
     """Whether the timing statistics of every job are logged."""
     heartbeat: Annotated[float, Meta(ge=0.01, le=3600)] = 1.0

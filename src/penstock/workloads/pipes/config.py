@@ -87,8 +87,6 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     """Of jobs that begin here. Fewer bits than they are computed in change answers."""
     speculation: bool = True
     """Whether tokens that came before are proposed and computed along, where that is faster."""
-    spot_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """How likely a job is to be preceded by a check of one node's computation."""
     print_times: bool = False
     """Log the timing statistics of every job."""
 

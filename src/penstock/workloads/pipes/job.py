@@ -336,8 +336,6 @@ class Job:
     times: list[JobTime] = field(default_factory=list)
     """Of the pass under way."""
     last_update: float = field(default_factory=time.monotonic)
-    on_return: Callable[[torch.Tensor], None] | None = None
-    """On the origin: takes what comes back instead of a pass. A spot check's."""
     cancelled: str = ""
     """Why its pass is to be abandoned between two states."""
 

@@ -31,7 +31,6 @@ from penstock.workloads.llm.values import (
     ModelFacts,
 )
 from penstock.workloads.pipes.admission import Admission
-from penstock.workloads.pipes.checking import SpotChecks
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.device import device_dtype, device_of
 from penstock.workloads.pipes.end_model import EndModel
@@ -49,7 +48,6 @@ from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord, ranges_of, written
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.origin import Origin
-from penstock.workloads.pipes.pipe import Pipe
 from penstock.workloads.pipes.ranges import check_within
 from penstock.workloads.pipes.receiver import JobReceiver
 from penstock.workloads.pipes.routes import NoRoute, Route, find_route, loads
@@ -245,8 +243,6 @@ class Node:
             after_pass=self._compute.submit,
             refused=self.refused.add,
         )
-        ends_of = end_model.ends if end_model else None
-        self._checks = SpotChecks(self, self._source, architecture, ends_of)
 
     def _load_ends(self) -> tuple[Segment, Text]:
         text = Text(self._source.tokenizer(), self._source.config, self._source.generation)
@@ -395,8 +391,6 @@ class Node:
         message = decode(payload, Failed)
         job_id, said = message.job_id, f"{sender}: {message.reason}"
         failure = LlmFailure(code_of(message.code), said, lost=message.lost, node=message.node_id)
-        if self._checks.failed(job_id, failure):
-            return
         origin = self.origin
         why = origin.failed(sender, job_id, failure) if origin else Refused.UNKNOWN_JOB
         if why is not None:
@@ -406,7 +400,6 @@ class Node:
         self._part(node_id, f"{node_id} was lost by {self.node_id}: {reason}")
         if self.origin is not None:
             self.origin.lost(node_id, reason)
-        self._checks.lost(node_id, f"the node {node_id} was lost: {reason}")
 
     @property
     def record(self) -> NodeRecord:
@@ -477,7 +470,6 @@ class Node:
         """The connection to a node broke, and there is a new one: steps may be lost."""
         if self.origin is not None:
             self.origin.cut_off(node_id)
-        self._checks.lost(node_id, f"the connection to {node_id} broke")
         self._part(node_id, f"the connection to {node_id} broke")
         self._wake()
 
@@ -515,7 +507,7 @@ class Node:
             guilty = blamed(failure, self.node_id)
             message = Failed(job_id, sequence, code, failure.message[:4096], guilty, lost)
             self.soon(self._send, origin, message)
-        elif not self._checks.failed(job_id, failure) and self.origin is not None:
+        elif self.origin is not None:
             self.origin.failed_here(job_id, failure)
 
     def soon(self, act: Callable[..., object], *args: object) -> None:
@@ -618,27 +610,6 @@ class Node:
             lambda: self.soon(lambda: None if past.done() else past.set_result(None))
         )
         await past
-
-    async def check(self, hops: tuple[Hop, ...]) -> None:
-        await self._checks.maybe(hops)
-
-    # -- what a spot check needs (Around) -------------------------------------------
-
-    async def ask(self, node_id: str, message: Open) -> Opened:
-        assert self.origin is not None
-        return await self.origin.ask(node_id, message)
-
-    def expect(self, job: Job) -> None:
-        hops, layers = job.hops, self._architecture.num_layers
-        pipe = Pipe(job.pipe_id, job.model_id, hops, layers, self.node_id, (), self._compute)
-        self._jobs.add(job, pipe)
-
-    def forget(self, job: Job) -> None:
-        self._jobs.remove(job.job_id)
-
-    def dtype_of(self, node_id: str) -> str:
-        record = self.mesh.table.get(node_id)
-        return next((one.dtype for one in record.segments), "") if record is not None else ""
 
     # -- for callers ----------------------------------------------------------------
 

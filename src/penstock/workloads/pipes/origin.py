@@ -98,9 +98,6 @@ class BatchDependencies(Protocol):
     def mends(self) -> bool:
         """Whether layers that are missing may be given to a node."""
 
-    async def check(self, hops: tuple[Hop, ...]) -> None:
-        """A spot check, if one is due. Raises Broken."""
-
     def open(self, node_id: str, message: Open) -> bool:
         """False when the node is not connected."""
 
@@ -146,8 +143,6 @@ class Origin:
         """Those that have a way, by its job's id."""
         self._opening: dict[tuple[bytes, str], _Asking] = {}
         self.prefixes = Prefixes()
-        self.distrusted: dict[str, str] = {}
-        """Nodes that a spot check found to compute something else, and why."""
         self.closing = ""
         """Why nothing new is begun here any more."""
 
@@ -258,7 +253,6 @@ class Origin:
 
     def lost(self, node_id: str, reason: str) -> None:
         self.prefixes.forget(node_id)
-        self.distrusted.pop(node_id, None)
         for generation in self._under_way:  # if it comes back it is another one
             generation.forgive(node_id)
         self._break(node_id, f"the node {node_id} was lost: {reason}")
@@ -319,7 +313,7 @@ class Origin:
         return spared or set(nodes)
 
     def _find(self, generation: Generation, without: Collection[str] = ()) -> Route | NoRoute:
-        avoid = frozenset({*generation.avoid, *generation.full, *self.distrusted, *without})
+        avoid = frozenset({*generation.avoid, *generation.full, *without})
         before = generation.left.hops if generation.left is not None else ()
         return self._around.find(avoid, frozenset(generation.apart), before)
 
@@ -393,7 +387,6 @@ class Origin:
         else:
             hops = kept.hops
             generation.left = replace(kept, ids=kept.ids[:shared])
-        await self._trusted(hops)
         generation.hops = hops
         generation.taken = (shared, generation.told) if shared else None
         if not generation.grows:
@@ -417,32 +410,17 @@ class Origin:
 
         self._around.submit(job_id, prepare)
 
-    async def _trusted(self, hops: tuple[Hop, ...]) -> None:
-        try:
-            await self._around.check(hops)
-        except Broken as broken:
-            if broken.code is LlmCode.WRONG_COMPUTATION:
-                self.distrusted[broken.node_id] = broken.reason
-                log.error("%s; it is left aside", broken.reason)
-            raise
-
     def _kept(self, generation: Generation) -> tuple[CachedPrefix | None, int]:
         """A cache of an earlier turn, unless a way has failed already; or its own. And how many of
         its tokens are the same."""
         if (own := generation.left) is not None:
-            if self.distrusted.keys().isdisjoint(own.nodes):
-                return own, min(len(own.ids), len(generation.ids) - 1)
-            self._drop_left(generation)
+            return own, min(len(own.ids), len(generation.ids) - 1)
         if generation.avoid or generation.apart or generation.full or generation.told:
             return None, 0
         found = self.prefixes.take(
-            generation.tenant, generation.ids, time.monotonic(), self._is_usable
+            generation.tenant, generation.ids, time.monotonic(), self._around.holds
         )
         return found or (None, 0)
-
-    def _is_usable(self, kept: CachedPrefix) -> bool:
-        """Not what a node that is not trusted had a part in."""
-        return self.distrusted.keys().isdisjoint(kept.nodes) and self._around.holds(kept.hops)
 
     def _drop_left(self, generation: Generation) -> None:
         """What nobody took over of what it left is not wanted any more."""

@@ -29,10 +29,6 @@ class CachedPrefix(Struct, frozen=True):
     hops: tuple[Hop, ...]
     until: float
 
-    @property
-    def nodes(self) -> set[str]:
-        return {*self.keys, *(hop.node_id for hop in self.hops)}
-
 
 class Prefixes:
     """Each is taken once: the job that continues it extends it and puts it back."""
@@ -48,7 +44,11 @@ class Prefixes:
         del self._kept[:-MOST]
 
     def take(
-        self, tenant: str, ids: Sequence[int], now: float, usable: Callable[[CachedPrefix], bool]
+        self,
+        tenant: str,
+        ids: Sequence[int],
+        now: float,
+        usable: Callable[[tuple[Hop, ...]], bool],
     ) -> tuple[CachedPrefix, int] | None:
         """The tenant's own cache that has most of these tokens, and how many; at least one token
         is left to compute."""
@@ -56,7 +56,7 @@ class Prefixes:
         best, most = None, min(LEAST, len(ids)) - 1
         for kept in reversed(self._kept):
             common = shared(kept.ids, ids) if kept.tenant == tenant else 0
-            if common > most and usable(kept):
+            if common > most and usable(kept.hops):
                 best, most = kept, common
         if best is None:
             return None

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class StepRefused(StrEnum):
-    """Names in the node's counters, beside those of the wire (`wire.counters`)."""
+    """Names in the node's counters, beside those of the wire (`Refused`)."""
 
     JOB_HAS_ENDED = "job_has_ended"
     ORIGIN_MISMATCH = "origin_mismatch"
@@ -123,9 +123,6 @@ class JobReceiver:
             why, code, words = found
             self._refuse(why, sender, words)
             raise LlmFailure(code, f"{sender} sent {words}", node=sender)
-        if job.on_return is not None:
-            job.on_return(packet.data)
-            return None
         job.sequence, job.start, job.count = packet.sequence, packet.start, packet.count
         job.returns, job.data = packet.returns, packet.data
         job.compute_step, job.current_layer = packet.compute_step, layer

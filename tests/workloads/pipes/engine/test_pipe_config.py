@@ -157,7 +157,6 @@ def test_every_field_of_a_node_can_be_set_and_defaults_are_the_node_s_own(
         node__keep_cache="1",
         node__wire="8bit",
         node__speculation="false",
-        node__spot_check="0.5",
         node__print_times="true",
         node__heartbeat="0.5",
         node__lease="2",
@@ -195,7 +194,6 @@ def test_the_executor_of_an_engine_is_given_the_node(store: ModelStore) -> None:
         ({"node__model": "m", "node__layers": "none"}, "node.layers: a node without layers"),
         ({"node__memory": "10", "node__cache": "11"}, "node.cache: is more than node.memory"),
         ({"node__heartbeat": "5"}, r"node.lease: is not more than node.heartbeat \(5\)"),
-        ({"node__spot_check": "2"}, "node.spot_check"),
         ({"node__context": "3"}, "node.context"),
     ],
 )

@@ -111,25 +111,6 @@ async def test_who_waits_for_room_when_the_connection_breaks_asks_anew(small: Sm
 
 
 @run_async
-async def test_a_spot_check_whose_connection_breaks_is_made_anew(small: SmallModel) -> None:
-    async with Network(small, spot_check=1.0) as network:
-        node = await network.split(0, 3, 6)
-        other = network.nodes["b"]
-        received, checks = other._receiver.receive, []
-
-        def lose_the_first(payload: memoryview, sender: str) -> None:
-            checks.append(sender)
-            if len(checks) > 1:
-                received(payload, sender)
-            else:
-                cut(node, "b")
-
-        other._receiver.receive = lose_the_first  # type: ignore[method-assign]
-        result = await asyncio.wait_for(ask(node, asked()), 20)
-        assert result.choices[0].text == small.text(PROMPT, 12)
-
-
-@run_async
 async def test_a_watcher_that_raises_disturbs_neither_its_answer_nor_a_connection(
     small: SmallModel,
 ) -> None:

@@ -339,36 +339,6 @@ async def test_what_is_no_number_is_refused_and_another_copy_computes_it(small: 
         assert "NaN or infinity" in heard.logs[0]
 
 
-@pytest.mark.seed("000", "17.15", "18.12")
-@run_async
-async def test_a_spot_check_finds_a_node_that_computes_wrongly(small: SmallModel) -> None:
-    def wrongly(job: Job) -> None:
-        assert job.data is not None
-        job.data = job.data + 0.1 * torch.ones_like(job.data)
-
-    async with Network(small, spot_check=1.0) as network:
-        node = await with_copies(network)
-        for name in ("b", "c"):
-            spoil(network.nodes[name], wrongly)
-        with pytest.raises(LlmFailure) as failed:
-            for _ in range(20):
-                await ask(node, asked(count=1))
-        assert failed.value.code is LlmCode.WRONG_COMPUTATION
-        assert node.origin is not None
-        assert set(node.origin.distrusted) == {"b", "c"}
-
-
-@run_async
-async def test_honest_nodes_pass_every_spot_check(small: SmallModel) -> None:
-    async with Network(small, spot_check=1.0) as network:
-        node = await network.split(0, 2, 4, 6)
-        for _ in range(5):
-            result = await ask(node, asked())
-            assert result.choices[0].text == small.text(PROMPT, 12)
-        assert node._checks.passed == 5
-        assert all(not one.refused for one in network.nodes.values())
-
-
 @pytest.mark.seed("000", "17.15")
 @run_async
 async def test_other_weights_under_the_same_name_make_no_pipe(

@@ -188,7 +188,7 @@ async def test_nothing_that_leaves_the_origin_tells_text_tokens_or_weights(
     async with Network(small) as network:
         for name, layers in zip("bc", ranges(2, 4, 6), strict=True):
             await network.add(name, layers)
-        result = await answered(network, tmp_path, node__layers="0-1", node__spot_check=1.0)
+        result = await answered(network, tmp_path, node__layers="0-1")
     said = result.choices[0].text
     assert {hop.node for hop in result.hops} == {ORIGIN, "b", "c"}
     assert {kind for kind, _ in tap.frames} >= {Kind.STEPS, Kind.OPEN, Kind.END, Kind.STATE}

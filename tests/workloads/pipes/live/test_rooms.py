@@ -399,21 +399,6 @@ async def test_the_loss_of_an_origin_frees_its_jobs_on_the_others(small: SmallMo
 
 
 @run_async
-async def test_a_next_turn_does_not_go_over_a_node_that_lied_meanwhile(small: SmallModel) -> None:
-    async with Network(small) as network:
-        node = await with_copies(network)
-        assert node.origin is not None
-        first = await ask(node, asked(count=10))
-        [liar] = {hop.node for hop in first.hops} & {"b", "c"}
-        node.origin.distrusted[liar] = "it computes something else"
-        turn = (*PROMPT, *small.generated(PROMPT, 10), 170, 171, 172)
-        second = await ask(node, asked(turn, 10))
-        assert liar not in {hop.node for hop in second.hops}
-        assert second.usage.cached_tokens == 0
-        assert second.choices[0].text == small.text(turn, 10)
-
-
-@run_async
 async def test_of_many_kept_caches_one_way_that_is_cut_is_tried_once(small: SmallModel) -> None:
     async with Network(small) as network:
         node = await with_copies(network)

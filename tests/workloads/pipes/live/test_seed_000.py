@@ -34,7 +34,6 @@ from penstock.app.engine import Engine
 from penstock.core.job import Job as CanonicalJob
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.processor import (
-    ERRORS,
     ORIGIN_ONLY,
     PROCESSOR,
     ProcessorEvent,
@@ -220,19 +219,6 @@ async def test_an_answer_ends_where_the_model_ends_it(small: SmallModel) -> None
     assert result.choices[0].text == small.text(PROMPT, 3)
     assert result.choices[0].finish_reason == "stop"
     assert result.usage.completion_tokens == 4
-
-
-@pytest.mark.seed("000", "14.6")
-@run_async
-async def test_a_spot_check_that_came_back_well_is_no_error_of_a_processor(
-    small: SmallModel, walks: Walks
-) -> None:
-    async with Network(small, spot_check=1.0) as network:
-        node = await network.split(0, 3, LAYERS)
-        for _ in range(4):
-            await ask(node, asked(count=1))
-        assert node._checks.passed == 4
-    assert not ERRORS & {move.event for move in walks}
 
 
 # -- context, configuration -----------------------------------------------------------------

@@ -285,7 +285,7 @@ class TestAtTheOrigin:
 
 
 def test_job_without_text_comes_back_to_its_origin_as_it_is() -> None:
-    """A spot check: nothing of it is computed at the origin, and its states are there to see."""
+    """Nothing of it can be computed at the origin: the processor says so."""
     ring = Ring(LAYERS, HELD)
     origin = ring.nodes["A"]
     origin.segments.clear()
