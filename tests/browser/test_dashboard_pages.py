@@ -78,6 +78,7 @@ KINDS = {
     "crawl": ["6 children", "job.site.page"],
     "pipeline": ["PARTIAL", "receipt", "Retry failed items"],
     "container": ["hello from a container"],
+    "broken": ["FAILED", "NON_ZERO_EXIT"],
     "endless": ["RUNNING"],
     "answer": ["SAY SOMETHING"],
     "split": ["Route over nodes", "cellar", "12-23", "OVER SEVERAL MACHINES"],
@@ -147,6 +148,53 @@ def test_a_container_that_runs_shows_what_it_has_used(open_page, jobs: dict[str,
     expect(row).to_contain_text("RUNNING")
     expect(cell(row, "Memory")).to_have_text("1.0 MiB")
     expect(cell(row, "CPU")).to_have_text("250 ms")
+
+
+def test_a_container_that_failed_shows_its_exit_code_and_what_it_used(
+    open_page, jobs: dict[str, Job]
+) -> None:
+    page = open_page("containers")
+    row = page.locator("tbody tr", has_text="broken:1")
+    for heading, text in (("Exit", "3"), ("Memory", "3.0 MiB"), ("CPU", "1.5 s")):
+        expect(cell(row, heading)).to_have_text(text)
+    row.get_by_role("link").click()
+    card = page.locator("section.card", has=page.get_by_role("heading", name="Container"))
+    for fact in ("Imagebroken:1", "Exit code3", "Peak memory3.0 MiB", "Processor time1.5 s"):
+        expect(card.locator(".facts > div").filter(has_text=fact)).to_have_count(1)
+
+
+def test_a_running_containers_page_shows_what_it_has_used(open_page, jobs: dict[str, Job]) -> None:
+    page = open_page(f"jobs/{jobs['endless'].job_id}")
+    expect(page.locator(".facts > div", has_text="Peak memory")).to_contain_text("1.0 MiB")
+
+
+OWN_LIFECYCLES = {
+    "container": ("container job", ["queued", "running", "finished"]),
+    "broken": ("container job", ["queued", "running", "failed"]),
+    "endless": ("container job", ["queued", "running"]),
+    "pipeline": ("pipeline job", ["PENDING", "RUNNING", "PARTIAL"]),
+    "split": ("job processor", ["VALIDATING", "EMBED", "PROCESS_LAYERS", "HEAD", "SEND", "DONE"]),
+}
+
+
+@pytest.mark.parametrize("name", OWN_LIFECYCLES)
+def test_a_job_is_drawn_on_the_lifecycle_of_its_own_kind(
+    name: str, open_page, jobs: dict[str, Job]
+) -> None:
+    lifecycle, way = OWN_LIFECYCLES[name]
+    page = open_page(f"jobs/{jobs[name].job_id}")
+    drawing = page.get_by_role("img", name=f"The states of a {lifecycle}")
+    expect(drawing.locator(".node.on text:first-of-type")).to_have_text(way)
+    expect(drawing.locator(".node.current text:first-of-type")).to_have_text(way[-1])
+    expect(page.get_by_role("img", name="The states of a canonical job")).to_be_visible()
+
+
+def test_a_batch_is_drawn_on_its_lifecycle(open_page, engine: World) -> None:
+    batch = engine.batch("one", "two")
+    page = open_page(f"jobs/{batch.id}")
+    drawing = page.get_by_role("img", name="The states of a batch")
+    way = ["validating", "in_progress", "finalizing", "completed"]
+    expect(drawing.locator(".node.on text:first-of-type")).to_have_text(way)
 
 
 def test_the_speed_of_a_model_is_shown(open_page, engine: World) -> None:
@@ -283,12 +331,15 @@ def test_runs_of_a_pipeline_are_small_multiples(open_page, jobs: dict[str, Job])
 
 
 def test_a_job_in_a_spool_is_counted_in_its_folder(open_page, engine: World) -> None:
-    row = open_page("spools").locator("tbody tr")
+    page = open_page("spools")
+    row = page.locator("tbody tr")
     expect(row).to_contain_text("IDLE")
     queued = engine.spool.counts()[Status.QUEUED]
     expect(cell(row, "input/ready")).to_have_text(str(queued))
     Work(engine.spool.workspace).submit("And another thing.")
     expect(cell(row, "input/ready")).to_have_text(str(queued + 1))
+    drawing = page.get_by_role("img", name="The states of a spooled job")
+    expect(drawing.locator(".node.on")).to_contain_text(f"QUEUED{queued + 1} jobs")
 
 
 def test_rows_change_in_place_and_new_ones_wait_for_a_click(open_page, engine: World) -> None:

@@ -19,7 +19,7 @@ from penstock.core.machine import StateMachine
 from penstock.dashboard.colours import COLOURS, LIKE
 from penstock.lifecycles.batch import BATCH
 from penstock.lifecycles.canonical import ACTORS, CANONICAL
-from penstock.lifecycles.container import CONTAINER
+from penstock.lifecycles.container import CANONICAL_STATES, CONTAINER
 from penstock.lifecycles.pipeline import PIPELINE
 from penstock.lifecycles.processor import PROCESSOR
 from penstock.lifecycles.spool import SPOOL
@@ -58,6 +58,9 @@ def vocabulary() -> bytes:
     return msgspec.json.encode(
         {
             "lifecycles": {name: _lifecycle(machine) for name, machine in LIFECYCLES.items()},
+            "container": {
+                canonical: state for state, all_ in CANONICAL_STATES.items() for canonical in all_
+            },
             "actors": {event: sorted(roles) for event, roles in ACTORS.items()},
             "like": {name: state for state, names in LIKE.items() for name in names},
         }

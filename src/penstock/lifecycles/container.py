@@ -9,6 +9,7 @@ The seed has no cancelled state. A job that is deleted, queued or running, ends
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from penstock.core.machine import StateMachine
@@ -62,6 +63,14 @@ CONTAINER: StateMachine[ContainerJobState, ContainerJobEvent] = StateMachine(
         (_S.RUNNING, _E.CANCEL): _S.FAILED,
     },
 )
+
+CANONICAL_STATES: Mapping[ContainerJobState, tuple[JobState, ...]] = {
+    _S.QUEUED: (JobState.PENDING, JobState.SCHEDULED, JobState.DISPATCHED),
+    _S.RUNNING: (JobState.RUNNING,),
+    _S.FINISHED: (JobState.SUCCEEDED,),
+    _S.FAILED: (JobState.FAILED, JobState.TIMEOUT, JobState.CANCELLED, JobState.DENIED),
+}
+"""The states of the canonical job in which a stored container job is said to be in each."""
 
 POLICY_CODES = frozenset({"IMAGE_NOT_ALLOWED"})
 """The error codes of a rejection by which the worker's policy speaks, not its parser."""

@@ -32,6 +32,8 @@ from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import CatchUp, KeyRole, Limit, Schedule
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.executor import ContainerExecutor
+from penstock.workloads.container.job import Usage
+from penstock.workloads.llm.batches import Batch, FileUpload
 from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.runner import ProgressListener
 from penstock.workloads.llm.values import (
@@ -54,9 +56,11 @@ from penstock.workloads.spool.client.flow import Flow
 from penstock.workloads.spool.client.work import Work
 
 T = TypeVar("T")
+CHAT = "/v1/chat/completions"
 
 IMAGES = {
     "hello:1": Script(says=(Say(b"hello from a container\n"),)),
+    "broken:1": Script(says=(Say(b"x" * 9000),), exit_code=3, usage=Usage(3 << 20, 1.5)),
     "endless:1": Script(seconds=1e6),
 }
 
@@ -215,6 +219,21 @@ class World:
     def key(self, name: str, *roles: KeyRole, tenant: str | None = None) -> str:
         return self.run(self.api.keys.create(name, roles, tenant=tenant)).token
 
+    def batch(self, *prompts: str) -> Batch:
+        """Submit these as a batch of OpenAI's API."""
+        lines = [
+            {"custom_id": str(n), "method": "POST", "url": CHAT, "body": _chat(prompt)}
+            for n, prompt in enumerate(prompts)
+        ]
+
+        async def submit() -> Batch:
+            upload = FileUpload(self.api.batches)
+            await upload.write(b"\n".join(json.dumps(line).encode() for line in lines))
+            file = await upload.keep("questions.jsonl")
+            return await self.api.batches.create(file.id, CHAT)
+
+        return self.run(submit())
+
     def link(self) -> str:
         """A one-time sign-in link of the owner, as `penstock dashboard` prints it."""
         return self.run(self.api.keys.create_link()).url
@@ -223,6 +242,10 @@ class World:
         request = Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})
         with urlopen(request, timeout=20) as answer:
             return json.load(answer)
+
+
+def _chat(prompt: str) -> dict[str, Any]:
+    return {"model": "parrot", "messages": [{"role": "user", "content": prompt}]}
 
 
 def _changed(request: JobRequest, fields: dict[str, Any]) -> JobRequest:
@@ -253,6 +276,7 @@ def fill(one: World) -> dict[str, Job]:
         "crawl": one.submit("job.site.crawl", {"pages": 6}),
         "pipeline": one.submit("job.pipeline.shop"),
         "container": one.submit("job.container.run", {"runtime": {"image": "hello:1"}}),
+        "broken": one.submit("job.container.run", {"runtime": {"image": "broken:1"}}),
         "endless": one.submit("job.container.run", {"runtime": {"image": "endless:1"}}),
         "answer": one.submit(
             "job.llm.parrot",
@@ -266,7 +290,7 @@ def fill(one: World) -> dict[str, Job]:
     }
     one.run(one.api.cancel(jobs["cancelled"].job_id, reason="not needed any more"))
     ended = ("shout", "failed", "denied", "late", "picture", "crawl", "pipeline", "container")
-    for name in (*ended, "split"):
+    for name in (*ended, "broken", "split"):
         jobs[name] = one.wait(jobs[name])
     request = JobRequest(
         job_id="", topic="job.text.shout", context_ptr=encode_data(b'{"text":"x"}')

@@ -23,7 +23,7 @@ from penstock.core.errors import Conflict, NotFound, TooMany, WaitTimedOut
 from penstock.core.job import Job, JobRequest
 from penstock.core.job import Priority as JobPriority
 from penstock.lifecycles.canonical import JobState
-from penstock.lifecycles.container import ContainerJobState
+from penstock.lifecycles.container import CANONICAL_STATES, ContainerJobState
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.store import JobQuery
@@ -56,18 +56,7 @@ _SPARE = 60.0
 """Seconds beyond all limits of its own that a job has in the engine."""
 _DISK_RETRY = 60.0
 _ON_ITS_WAY = 5.0
-_WAITING = frozenset({JobState.PENDING, JobState.SCHEDULED, JobState.DISPATCHED})
-_STATES = {
-    ContainerJobState.QUEUED: tuple(_WAITING),
-    ContainerJobState.RUNNING: (JobState.RUNNING,),
-    ContainerJobState.FINISHED: (JobState.SUCCEEDED,),
-    ContainerJobState.FAILED: (
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.CANCELLED,
-        JobState.DENIED,
-    ),
-}
+_WAITING = frozenset(CANONICAL_STATES[ContainerJobState.QUEUED])
 _PRIORITIES = {
     Priority.HIGH: JobPriority.CRITICAL,
     Priority.NORMAL: JobPriority.INTERACTIVE,
@@ -87,7 +76,7 @@ class ContainerRecord(Struct, frozen=True):
 
     @property
     def state(self) -> ContainerJobState:
-        return next(ours for ours, theirs in _STATES.items() if self.job.state in theirs)
+        return next(ours for ours, theirs in CANONICAL_STATES.items() if self.job.state in theirs)
 
     @property
     def is_final(self) -> bool:
@@ -300,7 +289,7 @@ class ContainerFacade:
     ) -> Sequence[ContainerRecord]:
         """Newest first; all conditions must hold. `before`: only those whose `seq` is less."""
         labels = dict(labels or {}) | ({_IMAGE_LABEL: image} if image is not None else {})
-        wanted = tuple(one for state in states for one in _STATES.get(state, ()))
+        wanted = tuple(one for state in states for one in CANONICAL_STATES.get(state, ()))
         if states and not wanted:
             return []
         query = JobQuery(topic=TOPIC, states=wanted, labels=labels, before=before, limit=limit)

@@ -98,9 +98,9 @@ export async function del(path) {
 const MOST = 256 * 1024;
 
 /** The beginning of a payload: {text, type, size, cut}, or {bytes} for an image. */
-export async function payload(path) {
+export async function payload(path, most = MOST) {
   const response = await send("GET", path, undefined, {
-    headers: { Accept: "*/*", Range: `bytes=0-${MOST - 1}` },
+    headers: { Accept: "*/*", Range: `bytes=0-${most - 1}` },
   });
   if (response.status === 204) return null;
   const type = response.headers.get("content-type") ?? "";
@@ -121,12 +121,12 @@ function decode(data) {
 }
 
 /** The payload behind a pointer of a job; small ones are in the pointer itself. */
-export async function pointed(pointer) {
+export async function pointed(pointer, most = MOST) {
   if (!pointer) return null;
   const found = /^data:([^,;]*(?:;[^,;=]+=[^,;]*)*)(;base64)?,(.*)$/s.exec(pointer);
   const path = `/v1/blobs/${part(pointer)}`;
   if (!found) {
-    return pointer.startsWith("blob:") ? payload(path) : { type: "", size: 0, text: pointer, foreign: true };
+    return pointer.startsWith("blob:") ? payload(path, most) : { type: "", size: 0, text: pointer, foreign: true };
   }
   const raw = found[2] ? atob(found[3]) : unescape(found[3]);
   const data = Uint8Array.from(raw, (char) => char.charCodeAt(0));

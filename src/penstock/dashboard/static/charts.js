@@ -109,33 +109,39 @@ function pathOf(values, step, y) {
 
 // -- a lifecycle ---------------------------------------------------------------------------------
 
-const BOX = { width: 112, height: 40, gap: 44, rows: 118 };
+const BOX = { height: 40, gap: 40, rows: 118, arc: 16 };
 
 /**
  * A lifecycle's diagram: unfinished states in a row, ends below. `visited` has what happened by
  * state: {note, title}; `travelled` the moves that were made, as "BEFORE>AFTER".
  */
-export function diagram(name, { visited = {}, travelled = new Set(), current }) {
+export function diagram(name, { visited = {}, travelled = new Set(), current, label }) {
   const table = lifecycle(name);
-  const states = Object.entries(table.states);
-  const open = states.filter(([, one]) => !one.final).map(([state]) => state);
-  const ends = states.filter(([, one]) => one.final).map(([state]) => state);
-  const columns = Math.max(open.length, ends.length);
-  const width = columns * BOX.width + (columns - 1) * BOX.gap + 4;
-  const place = {};
-  const put = (row, y) => {
-    const gap = row.length > 1 ? (width - 4 - row.length * BOX.width) / (row.length - 1) : 0;
-    row.forEach((state, index) => (place[state] = { x: 2 + index * (BOX.width + gap), y }));
-  };
   const moves = new Map();
   for (const [before, , after] of table.moves) if (before !== after) moves.set(`${before}>${after}`, [before, after]);
-  put(open, 2);
+  const used = new Set([...moves.values()].flat());
+  const states = Object.entries(table.states).filter(([state]) => used.has(state));
+  const open = states.filter(([, one]) => !one.final).map(([state]) => state);
+  const ends = states.filter(([, one]) => one.final).map(([state]) => state);
+  const columns = Math.max(open.length, ends.length, 3);
+  const box = Math.max(112, ...states.map(([state]) => state.length * 9 + 12));
+  const width = columns * box + (columns - 1) * BOX.gap + 4;
+  const farthest = Math.max(...[...moves.values()].map(([before, after]) => leap(open.indexOf(before), open.indexOf(after))));
+  const top = 2 + farthest * BOX.arc;
+  const height = top + BOX.rows + BOX.height + 2;
+  const place = {};
+  const put = (row, y) => {
+    const gap = row.length > 1 ? (width - 4 - row.length * box) / (row.length - 1) : 0;
+    const first = row.length > 1 ? 2 : (width - box) / 2;
+    row.forEach((state, index) => (place[state] = { x: first + index * (box + gap), y, index, width: box }));
+  };
+  put(open, top);
   // Each end below the states that lead to it, so that few lines cross.
   const middle = (end) => {
     const from = [...moves.values()].filter(([, after]) => after === end).map(([before]) => place[before]?.x ?? 0);
     return from.reduce((sum, x) => sum + x, 0) / from.length;
   };
-  put([...ends].sort((a, b) => middle(a) - middle(b)), 2 + BOX.rows);
+  put([...ends].sort((a, b) => middle(a) - middle(b)), top + BOX.rows);
   const sorted = [...moves].sort(([a], [b]) => travelled.has(a) - travelled.has(b));
   const way = states.map(([state]) => state).filter((state) => visited[state]).join(", ");
   return h(
@@ -143,7 +149,7 @@ export function diagram(name, { visited = {}, travelled = new Set(), current }) 
     { class: "scroll", tabindex: 0, role: "group", "aria-label": `Diagram of the ${table.name}`, ref: (box) => requestAnimationFrame(() => (box.scrollLeft = (place[current]?.x ?? 0) - 100)) },
     h(
       "svg",
-      { class: "diagram", viewBox: `0 0 ${width} ${BOX.rows + BOX.height + 4}`, width, height: BOX.rows + BOX.height + 4, role: "img", "aria-label": `The states of a ${table.name}; this one was in: ${way}` },
+      { class: "diagram", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label ?? `The states of a ${table.name}; this one was in: ${way}` },
       h("defs", null, ["arrow", "arrow-on"].map((id) =>
         h("marker", { id: `${name}-${id}`, key: id, class: id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, h("path", { d: "M0 0 8 4 0 8z" })))),
       sorted.map(([move, [before, after]]) => {
@@ -157,18 +163,30 @@ export function diagram(name, { visited = {}, travelled = new Set(), current }) 
           "g",
           { key: state, class: `node state-${stateOf(state, name).name} ${was ? "on" : ""} ${state === current ? "current" : ""}`, transform: `translate(${at.x} ${at.y})` },
           h("title", null, was?.title ? `${meaning}\n${was.title}` : meaning),
-          h("rect", { width: BOX.width, height: BOX.height, rx: 6 }),
-          h("text", { x: BOX.width / 2, y: was?.note ? 17 : 24 }, state),
-          was?.note ? h("text", { class: "note", x: BOX.width / 2, y: 32 }, was.note) : null,
+          h("rect", { width: box, height: BOX.height, rx: 6 }),
+          h("text", { x: box / 2, y: was?.note ? 17 : 24 }, state),
+          was?.note ? h("text", { class: "note", x: box / 2, y: 32 }, was.note) : null,
         );
       }),
     ),
   );
 }
 
+/** How far a move goes within the row, if not to the next state: it is drawn above the row. */
+function leap(from, to) {
+  return from < 0 || to < 0 || to - from === 1 ? 0 : Math.abs(to - from);
+}
+
 function edge(from, to) {
-  if (from.y === to.y) return `M${from.x + BOX.width} ${from.y + BOX.height / 2}H${to.x}`;
-  const [x1, x2] = [from.x + BOX.width / 2, to.x + BOX.width / 2];
+  const far = from.y === to.y ? leap(from.index, to.index) : 0;
+  if (far) {
+    const side = to.index > from.index ? 0.66 : 0.34; // there and back are two lines
+    const [x1, x2] = [from.x + from.width * side, to.x + to.width * (1 - side)];
+    const peak = from.y - far * BOX.arc * 1.3;
+    return `M${x1} ${from.y}C${x1} ${peak} ${x2} ${peak} ${x2} ${from.y}`;
+  }
+  if (from.y === to.y) return `M${from.x + from.width} ${from.y + BOX.height / 2}H${to.x}`;
+  const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
   const [y1, y2] = [from.y + BOX.height, to.y];
   const bend = (y2 - y1) / 2;
   return `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`;

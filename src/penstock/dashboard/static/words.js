@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 
-let words = { lifecycles: {}, like: {}, actors: {} };
+let words = { lifecycles: {}, container: {}, like: {}, actors: {} };
 
 export async function loadWords() {
   words = await get("/dashboard/static/vocabulary.json");
@@ -24,6 +24,11 @@ export function stateOf(state, lifecycle = "canonical") {
 
 export function lifecycle(name) {
   return words.lifecycles[name];
+}
+
+/** The state of a container job, by that of the canonical job. */
+export function containerState(state) {
+  return words.container[state];
 }
 
 /** Whether an event may happen to a job in this state. */

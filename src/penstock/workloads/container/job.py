@@ -239,6 +239,8 @@ class ContainerResult(Struct, frozen=True, kw_only=True):
     """As the protocol has it: of the container; 125 for a missing image and other errors of the
     engine, 126 and 127 for a command that can't be run or found, 137 for a memory kill; None
     after a timeout, a cancel, a restart, and where no engine answers."""
+    usage: Usage = Usage()
+    """Before the output, so that a reader of the first bytes has it."""
     stdout: str = ""
     """Its first and its last bytes, up to `limits.max_output_bytes`."""
     stderr: str = ""
@@ -248,7 +250,6 @@ class ContainerResult(Struct, frozen=True, kw_only=True):
     """The field of the job that is wrong, if that is why."""
     skipped: tuple[str, ...] = ()
     """What was left in the output folder and not kept, with the reason."""
-    usage: Usage = Usage()
     stdout_count: StreamCount = StreamCount()
     stderr_count: StreamCount = StreamCount()
     image_id: str = ""

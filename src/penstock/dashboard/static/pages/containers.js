@@ -1,11 +1,41 @@
-// Jobs that run in containers, with what each has used so far.
+// Jobs that run in containers, with what each has used.
 
-import { get, part, pointed } from "../api.js";
+import { get, getOr, part, pointed } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, span } from "../format.js";
-import { badge, copyable, jobLink, link, runTime, section, since, table } from "../parts.js";
+import { badge, copyable, errorCode, jobLink, link, runTime, section, since, table } from "../parts.js";
 
 const TOPIC = "job.container*";
+const HEAD = 4096;
+
+/** A container job's image and, once it has ended, its exit code and what it used; before, what its worker says. */
+export async function containerOf(job, ctx) {
+  const [image, end, worker] = await Promise.all([
+    imageOf(job),
+    endOf(job),
+    !job.finished_at && job.worker_id && ctx.may("get_worker") ? getOr(null, `/v1/workers/${part(job.worker_id)}`) : null,
+  ]);
+  return { image, usage: worker?.facts?.usage?.[job.job_id], ...end };
+}
+
+/** What the result says before the output; also a job that failed has one. */
+async function endOf(job) {
+  if (!job.result?.result_ptr) return {};
+  try {
+    const { text, cut } = await pointed(job.result.result_ptr, HEAD);
+    return JSON.parse(cut ? `${text.slice(0, text.indexOf(',"stdout":'))}}` : text);
+  } catch {
+    return {}; // its retention has passed
+  }
+}
+
+async function imageOf(job) {
+  try {
+    return JSON.parse((await pointed(job.request.context_ptr)).text).runtime.image ?? "";
+  } catch {
+    return "";
+  }
+}
 
 export default async function containers(ctx) {
   let jobs, why;
@@ -16,9 +46,7 @@ export default async function containers(ctx) {
   async function read() {
     ({ jobs, why = {} } = await get("/v1/jobs", { topic: TOPIC, limit: 50, why: true }));
     await Promise.all(jobs.filter((job) => !images.has(job.job_id)).map(async (job) => images.set(job.job_id, await imageOf(job))));
-    await Promise.all(jobs.filter((job) => job.finished_at && !ends.has(job.job_id)).map(async (job) => {
-      ends.set(job.job_id, job.state === "SUCCEEDED" ? await get(`/v1/jobs/${part(job.job_id)}/result`).catch(() => null) : null);
-    }));
+    await Promise.all(jobs.filter((job) => job.finished_at && !ends.has(job.job_id)).map(async (job) => ends.set(job.job_id, await endOf(job))));
     ctx.update();
   }
 
@@ -57,8 +85,8 @@ export default async function containers(ctx) {
             ["Took", (job) => runTime(job), { class: "number" }],
             ["Exit", (job) => ends.get(job.job_id)?.exit_code ?? "", { class: "number" }],
             ["Memory", (job) => (used(job).peak_memory_bytes ? bytes(used(job).peak_memory_bytes) : ""), { class: "number" }],
-            ["CPU", (job) => (used(job).cpu_seconds ? span(used(job).cpu_seconds) : ""), { class: "number" }],
-            ["Why", (job) => (job.finished_at ? (job.result?.error_message ?? "") : (why[job.job_id] ?? ""))],
+            ["CPU", (job) => (used(job).cpu_seconds != null ? span(used(job).cpu_seconds) : ""), { class: "number" }],
+            ["Why", (job) => (job.finished_at ? ending(job.result) : (why[job.job_id] ?? "")), { class: "why" }],
           ],
           jobs, { key: (job) => job.job_id, label: "Container jobs", none: ["No container job yet. Run one: ", copyable("penstock container run IMAGE COMMAND")] })),
       ctx.may("list_workers") ? section("Workers that run containers", { key: "workers" },
@@ -68,10 +96,6 @@ export default async function containers(ctx) {
   };
 }
 
-async function imageOf(job) {
-  try {
-    return JSON.parse((await pointed(job.request.context_ptr)).text).runtime.image ?? "";
-  } catch {
-    return "";
-  }
+function ending(result) {
+  return result?.error_code ? h("div", { class: "clamp" }, errorCode(result.error_code), ` ${result.error_message ?? ""}`) : "";
 }

@@ -3,17 +3,26 @@
 import { get, getOr, part, payload, pointed, post } from "../api.js";
 import { diagram, waterfall } from "../charts.js";
 import { h } from "../dom.js";
+import { canonicalWay, ownWay } from "../lifecycles.js";
 import { bytes, count, plural, shortId, span } from "../format.js";
 import { LogView } from "../logs.js";
 import { action, ask, badge, command, copyable, empty, errorCode, facts, jobLink, link, meter, moment, notify, payloadView, quoted, reasonField, section, since, table, tags, until } from "../parts.js";
-import { UNFINISHED, isLegal, stateOf, term } from "../words.js";
+import { UNFINISHED, isLegal, lifecycle, stateOf, term } from "../words.js";
+import { containerOf } from "./containers.js";
 import { stages } from "./run.js";
 
 const CHILDREN = 20;
+const WAYS = {
+  canonical: "The lifecycle that every job of the engine has.",
+  container: "The same job in the words of the container protocol.",
+  pipeline: "The pipeline's own lifecycle: what happens while its job is RUNNING.",
+  batch: "The batch's own lifecycle, in OpenAI's words: what happens while its job is RUNNING.",
+  processor: "What each node of the split model does with the job while it is RUNNING.",
+};
 
 export default async function jobPage(ctx, id) {
   const path = `/v1/jobs/${part(id)}`;
-  let job, history, tries, children, childCounts, policy, run, input, result;
+  let job, history, tries, children, childCounts, policy, run, batch, container, input, result;
   let progress = null;
   const log = new LogView(ctx.update);
 
@@ -21,12 +30,14 @@ export default async function jobPage(ctx, id) {
     const before = job?.version;
     job = await get(path, { why: true });
     const first = job.request.first_try ?? id;
-    const topic = /^job\.pipeline\.[^.]+$/.test(job.request.topic);
-    [{ transitions: history }, { jobs: tries }, childCounts, run] = await Promise.all([
+    const { topic } = job.request;
+    [{ transitions: history }, { jobs: tries }, childCounts, run, batch, container] = await Promise.all([
       get(`${path}/history`),
       get("/v1/jobs", { first_try: first, limit: 20 }),
       get(`${path}/children/counts`).then(({ counts }) => counts),
-      topic ? getOr(null, `/v1/runs/${part(id)}`) : null,
+      /^job\.pipeline\.[^.]+$/.test(topic) ? getOr(null, `/v1/runs/${part(id)}`) : null,
+      topic === "job.batch" ? getOr(null, `/v1/batches/${part(id)}`) : null,
+      topic.startsWith("job.container.") ? containerOf(job, ctx) : null,
     ]);
     tries.sort((a, b) => a.seq - b.seq);
     children = Object.keys(childCounts).length ? (await get("/v1/jobs", { child_of: first, limit: CHILDREN, why: true })) : { jobs: [], why: {} };
@@ -86,9 +97,10 @@ export default async function jobPage(ctx, id) {
       header(),
       whyBox(),
       outcome(),
-      section("Lifecycle", { key: "lifecycle", about: "The states that this kind of job can be in, and its way through them." }, way(), journal()),
+      section("Lifecycle", { key: "lifecycle", about: "The states that this kind of job can be in, and its way through them." }, ways(), journal()),
       route(),
-      run ? section("Stages", { key: "stages", about: term("pipeline") }, runWay(), stages(ctx, run)) : null,
+      run ? section("Stages", { key: "stages", about: term("pipeline") }, stages(ctx, run)) : null,
+      container ? section("Container", { key: "container", about: term("image") }, containerFacts()) : null,
       section("Attempts and children", { key: "waterfall", about: `${term("attempt")} ${term("retry")}` }, timeline(), childTable()),
       section("Log", { key: "log", about: term("log") }, log.view()),
       h("div", { class: "columns", key: "details" },
@@ -239,6 +251,16 @@ export default async function jobPage(ctx, id) {
     );
   }
 
+  function containerFacts() {
+    const { image, exit_code, usage = {} } = container;
+    return facts([
+      ["Image", image ? h("code", null, image) : ""],
+      ["Exit code", exit_code ?? "", term("exit code")],
+      ["Peak memory", usage.peak_memory_bytes ? bytes(usage.peak_memory_bytes) : "", term("peak memory")],
+      ["Processor time", usage.cpu_seconds != null ? span(usage.cpu_seconds) : "", term("processor time")],
+    ]);
+  }
+
   // -- its way over the nodes of a split model --------------------------------------------------
 
   function route() {
@@ -262,30 +284,11 @@ export default async function jobPage(ctx, id) {
 
   // -- its way ---------------------------------------------------------------------------------
 
-  function way() {
-    const visited = {};
-    const travelled = new Set();
-    const start = history[0].at;
-    for (const entry of history) {
-      if (entry.before && entry.before !== entry.after) travelled.add(`${entry.before}>${entry.after}`);
-      if (entry.before !== entry.after) visited[entry.after] = { note: entry.before ? `+${span(entry.at - start)}` : "accepted", title: `${entry.event} by ${entry.actor}${entry.reason ? `: ${entry.reason}` : ""}` };
-    }
-    return diagram("canonical", { visited, travelled, current: job.state });
-  }
-
-  /** The way of a pipeline's run through its own lifecycle, inside RUNNING. */
-  function runWay() {
-    const visited = { PENDING: { note: "created" } };
-    const travelled = new Set();
-    if (run.started_at) {
-      visited.RUNNING = { note: `+${span(run.started_at - run.created_at)}` };
-      travelled.add("PENDING>RUNNING");
-    }
-    if (run.finished_at) {
-      visited[run.status] = { note: `+${span(run.finished_at - run.created_at)}` };
-      travelled.add(`${run.started_at ? "RUNNING" : "PENDING"}>${run.status}`);
-    }
-    return diagram("pipeline", { visited, travelled, current: run.status });
+  function ways() {
+    const own = ownWay(job, history, { run, batch, hops: result?.hops });
+    const whole = canonicalWay(job, history);
+    if (!own) return diagram(whole.name, whole);
+    return [whole, own].map((way) => [h("h3", { key: `name of ${way.name}`, title: WAYS[way.name] }, lifecycle(way.name).name), diagram(way.name, way)]);
   }
 
   function journal() {

@@ -1,8 +1,9 @@
 // Workspaces of spool servers: how many jobs lie in each folder.
 
 import { get } from "../api.js";
+import { diagram } from "../charts.js";
 import { h } from "../dom.js";
-import { count } from "../format.js";
+import { count, plural } from "../format.js";
 import { badge, copyable, section, table } from "../parts.js";
 import { term } from "../words.js";
 
@@ -37,6 +38,14 @@ export default async function spools(ctx) {
             ...FOLDERS.map(([state, folder, about]) => [folder, (spool) => count(spool.counts[state] ?? 0), { class: "number", about }]),
           ],
           list, { key: (spool) => spool.path, label: "Workspaces of spool servers", none: ["None is named here. Name them in the settings of the engine: ", copyable('spools = ["/path/of/a/workspace"]')] })),
+      list.filter((spool) => !spool.problem).map((spool) => section(spool.path, { key: spool.path, about: "Where its jobs are on the lifecycle of a spooled job: a state is a folder." }, lifecycle(spool))),
     ],
   };
+}
+
+function lifecycle(spool) {
+  const counts = FOLDERS.filter(([state]) => spool.counts[state]);
+  const visited = Object.fromEntries(counts.map(([state, folder]) => [state, { note: plural(spool.counts[state], "job"), title: folder }]));
+  const label = `The states of a spooled job, with the jobs in each: ${counts.map(([state]) => `${state} ${spool.counts[state]}`).join(", ") || "none"}`;
+  return diagram("spool", { visited, label });
 }
