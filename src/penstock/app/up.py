@@ -6,15 +6,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from penstock.app.application import App, make_executors
 from penstock.app.client import Client
 from penstock.app.engine import Engine
 from penstock.app.portal import Portal
 from penstock.app.service import Stop, leave_at_once
-from penstock.app.standby import StandBy
 from penstock.config import Settings
 from penstock.core.errors import OwnedByAnother, StoreFailed, Unavailable
+
+if TYPE_CHECKING:
+    from penstock.app.standby import StandBy
 
 log = logging.getLogger("penstock.cli")
 
@@ -58,6 +61,8 @@ async def serve_engine(
                 await engine.start()
             except OwnedByAnother:
                 if standby is None:
+                    from penstock.app.standby import StandBy  # needs an extra
+
                     standby = StandBy(settings, any_port=any_port)
                     await standby.start()
                     on_standby(standby)
