@@ -52,7 +52,7 @@ def _store(folder: Path, stored: int) -> Path:
     """A store with so many finished jobs, filled when it is first needed."""
     if not (data := folder / "data").exists():
         tell(f"store with {stored:,} finished jobs")
-        call("ours.size:fill", data, jobs=stored, varied=True)
+        call("ours.speed:fill", data, jobs=stored, varied=True)
     return data
 
 

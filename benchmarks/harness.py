@@ -26,12 +26,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import report
 from marks import Marks
-from measure import busy_percent, flush_times, machine
-from processes import HERE
+from processes import HERE, PATH, busy_percent, flush_times, kill, machine
 
 Figures = dict[str, Any]
 Measure = Callable[[Path], Figures]
@@ -74,7 +74,9 @@ class Benchmark:
     titles: Mapping[str, str] = field(default_factory=dict)
     """Of the sides, where they are not called by their names."""
     peers: Collection[str] = ()
-    """Sides that may fail: it is noted. If another fails, the run has failed."""
+    """Sides that may be missing or fail: it is noted. If another fails, the run has failed."""
+    missing: Callable[[str], str | None] = lambda _: None
+    """Why a peer can't be measured here, if so."""
     arguments: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Options of its own, by name, as argparse takes them."""
 
@@ -120,6 +122,9 @@ class Benchmark:
         parser.add_argument("--folder", type=Path, metavar="DIR", help="the disk to measure")
         for name, how in self.arguments.items():
             parser.add_argument(name, **how)
+        parser.set_defaults(no_peers=False)
+        if self.peers:
+            parser.add_argument("--no-peers", action="store_true", help="Penstock alone")
         return parser.parse_args(arguments)
 
     def command(self, options: argparse.Namespace) -> str:
@@ -134,6 +139,7 @@ class Benchmark:
                 words += [name] if value is True else [name, str(value)]
             elif isinstance(value, str):
                 words += [name, self.arguments[name]["metavar"]]
+        words += ["--no-peers"] if options.no_peers else []
         return " ".join(words)
 
 
@@ -153,6 +159,7 @@ class Run:
         once = options.quick or options.tiny
         self.repeats: int = options.repeats or (1 if once else benchmark.repeats)
         self._benchmark = benchmark
+        self._peers: dict[str, bool] = {}
 
     @property
     def size(self) -> str:
@@ -161,11 +168,28 @@ class Run:
     def sized(self, whole: Any, quick: Any, tiny: Any) -> Any:
         return {"whole": whole, "quick": quick, "tiny": tiny}[self.size]
 
+    def plan(self, sizes: Mapping[str, tuple[Any, Any, Any]]) -> SimpleNamespace:
+        """The sizes of this run, of those of a whole, a quick and a tiny one; kept with the
+        figures."""
+        self.more["plan"] = {name: self.sized(*each) for name, each in sizes.items()}
+        return SimpleNamespace(**self.more["plan"])
+
     def left_out(self, what: str, why: str) -> None:
         self.notes.append(f"{what} was left out: {why}")
 
     def wants(self, *names: str) -> bool:
         return bool({*names} & {*self.options.only})
+
+    def can(self, side: str) -> bool:
+        """Whether to measure a side; what a peer lacks here is noted."""
+        if side not in self._benchmark.peers:
+            return True
+        if side not in self._peers:
+            why = None if self.options.no_peers else self._benchmark.missing(side)
+            if why is not None:
+                self.left_out(self._benchmark.titles.get(side, side), why)
+            self._peers[side] = why is None and not self.options.no_peers
+        return self._peers[side]
 
     def measure(self, experiments: Iterable[Experiment]) -> dict[str, dict[str, Figures]]:
         """Medians by experiment and side. Sides take turns, so that a bad moment is everybody's."""
@@ -174,8 +198,9 @@ class Run:
             if not self.wants(experiment.name, experiment.group):
                 continue
             runs: dict[str, list[Figures]] = {}
+            sides = {side: one for side, one in experiment.sides.items() if self.can(side)}
             for turn in range(1 if experiment.once is True else self.repeats):
-                for side, measure in experiment.sides.items():
+                for side, measure in sides.items():
                     if turn and experiment.once and side in experiment.once:
                         continue
                     look(f"{experiment.name}: {self._benchmark.titles.get(side, side)}", turn)
@@ -216,53 +241,119 @@ def call(
     next. Raises MeasurementFailed with what the process said.
     """
     marks = Marks.fresh()
-    path = (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", ""))
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import harness; harness.child()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            **marks.environment,
-            **(environment or {}),
-        },
-    )
-    wanted = json.dumps([function, arguments, options], default=lambda path: {"path": str(path)})
+    child = _start("", {**marks.environment, **(environment or {})}, stderr=subprocess.PIPE)
     try:
-        said, complaint = child.communicate(wanted, timeout)
+        said, complaint = child.communicate(_task(function, arguments, options), timeout)
     except BaseException as error:
         child.terminate()  # it ends its own workers, which a kill would leave behind
         said, complaint = child.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        complaint += f"\ntook more than {timeout:.0f} s"
+        complaint += f"\ntook more than {timeout:.0f} s".encode()
     finally:
         marks.delete()
     if child.returncode != 0:
-        last = complaint.strip().splitlines()[-12:]
+        last = complaint.decode().strip().splitlines()[-12:]
         raise MeasurementFailed(f"{function}\n" + "\n".join(last))
     return json.loads(said.splitlines()[-1])
 
 
-def child() -> None:
-    """The other end of `call`."""
+def measured(function: str, *arguments: Any, **options: Any) -> Measure:
+    """A side whose measurement is such a call, with its folder as the first argument."""
+    return lambda folder: call(function, folder, *arguments, **options)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    told: Any
+    """What it said when it was ready."""
+    output: IO[bytes]
+    """What it says from then on."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@contextmanager
+def serving(
+    function: str,
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Iterator[Server]:
+    """A server: `module:function` returns an asynchronous context manager, which another process
+    enters, and leaves when the server is to end (or when this process does). It may be killed."""
+    process = _start("stay=True", environment or {}, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(_task(function, arguments, options))
+        process.stdin.flush()
+        if not (line := process.stdout.readline()):
+            raise MeasurementFailed(f"{function} ended with {process.wait()} and was not ready")
+        yield Server(process, json.loads(line), process.stdout)
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            tell(f"{function} did not end by itself")
+        kill(process)
+        process.stdout.close()
+
+
+def _start(how: str, environment: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import harness; harness.child({how})"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PATH, **environment},
+        **more,
+    )
+
+
+def _task(function: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> bytes:
+    wanted = [function, arguments, options]
+    return json.dumps(wanted, default=lambda path: {"path": str(path)}).encode() + b"\n"
+
+
+def child(*, stay: bool = False) -> None:
+    """The other end of `call` and `serving`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwind, so that nothing is left
-    function, arguments, options = json.load(
-        sys.stdin, object_hook=lambda found: Path(found["path"]) if [*found] == ["path"] else found
+    function, arguments, options = json.loads(
+        sys.stdin.readline(),
+        object_hook=lambda found: Path(found["path"]) if [*found] == ["path"] else found,
     )
     module, _, name = function.partition(":")
     found = getattr(importlib.import_module(module), name)(*arguments, **options)
-    if inspect.iscoroutine(found):
-        from penstock.app.portal import new_event_loop  # what 'penstock up' runs on
+    if stay:
+        from penstock.app.service import run_service
 
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            found = runner.run(found)
-    print(json.dumps(found), flush=True)
+        run_service(_stay(found))
+    else:
+        if inspect.iscoroutine(found):
+            from penstock.app.portal import new_event_loop  # what 'penstock up' runs on
+
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                found = runner.run(found)
+        print(json.dumps(found), flush=True)
     atexit._run_exitfuncs()
     os._exit(0)  # llama.cpp takes its time to clear up
+
+
+async def _stay(server: Any) -> None:
+    """Until whoever started it closes its input, or ends."""
+    over, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, over.set)
+    async with server as told:
+        print(json.dumps(told), flush=True)
+        loop.add_reader(sys.stdin.fileno(), over.set)
+        await over.wait()
+        loop.remove_reader(sys.stdin.fileno())
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def reading(plan: Plan, stores: Path) -> Figures:
         if not (folder := stores / str(stored)).exists():
             tell(f"store with {stored:,} finished jobs")
             folder.mkdir()
-            call("ours.size:fill", folder / "data", jobs=stored, varied=True)
+            call("ours.speed:fill", folder / "data", jobs=stored, varied=True)
     options = {"stores": plan.stored, "seconds": plan.read_seconds}
     return call("web.reading:http_reading", stores / "data", **options)
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Experiment, Figures, Measure, Run, call, versions
-from ours.jobs import IDEMPOTENT
+from harness import Benchmark, Experiment, Figures, Measure, Run, call, measured, versions
+from ours.system import IDEMPOTENT
 from peers import pgqueuer, procrastinate, taskiq
 from peers.postgres import Postgres
 from peers.sides import OBAN, PENSTOCK, PGQUEUER, PROCRASTINATE, SIDES, TASKIQ, missing, servers
@@ -67,7 +67,7 @@ def on_postgres(function: str, *, reader: bool = False, **options: Any) -> Measu
 
 
 def of_peer(side: str, measure: str, **options: Any) -> Measure:
-    return lambda folder: call("peers.measures:of_peer", side, folder, measure, **options)
+    return measured("peers.measures:of_peer", side, measure, **options)
 
 
 def experiments(run: Run) -> Iterator[Experiment]:
@@ -93,7 +93,7 @@ def experiments(run: Run) -> Iterator[Experiment]:
             for peer in peers:
                 sides[peer] = of_peer(peer, name, jobs=jobs[peer], workers=workers)
             yield Experiment(f"{name}-{workers}", sides, name)
-    sides = {PENSTOCK: on_postgres("ours.blocking:submit_apart", seconds=plan.seconds / 2)}
+    sides = {PENSTOCK: on_postgres("ours.speed:submit_apart", seconds=plan.seconds / 2)}
     for peer in peers:
         sides[peer] = of_peer(peer, "submit", seconds=plan.seconds / 2, bulk=1000)
     yield Experiment("submit", sides)

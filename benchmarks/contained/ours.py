@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
 
-from measure import percentile
+from processes import percentile
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.app.container_worker import container_worker

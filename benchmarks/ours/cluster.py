@@ -8,9 +8,16 @@ import time
 from pathlib import Path
 
 from marks import Marks
-from ours.jobs import IDEMPOTENT, NOOP
 from ours.speed import drain_watched
-from ours.system import SLOTS, engine_process, running, start_worker, start_workers
+from ours.system import (
+    IDEMPOTENT,
+    NOOP,
+    SLOTS,
+    engine_process,
+    running,
+    start_worker,
+    start_workers,
+)
 from processes import running as started
 
 import penstock

@@ -1,8 +1,13 @@
-"""An engine in this process, and workers beside it."""
+"""The jobs of Penstock's side, an engine in this process, and worker processes beside it.
+
+`python -m ours.system FOLDER NAME SLOTS` is one worker process.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,23 +15,89 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from ours.jobs import app
+from cpu import Sampler
+from marks import mark
 from processes import start, stop
 
+import penstock
+from penstock.adapters.link.address import Address
 from penstock.app.application import make_executors
 from penstock.app.client import Client
 from penstock.app.engine import Engine
 from penstock.app.portal import Portal
+from penstock.app.service import run_service
+from penstock.app.worker_process import WorkerProcess
 from penstock.config import Settings, load
 from penstock.core.job import JobRequest
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineStatus
 from penstock.ports.store import Durability, Verified
 
+Figures = dict[str, float | None]
 SLOTS = 32
 PROFILE = "BENCH_PROFILE"
 """The variable that names the file for a worker's profile."""
 _BULK = 1000
+
+# -- jobs ---------------------------------------------------------------------------
+
+NOOP = "job.bench.noop"
+IDEMPOTENT = "job.bench.idempotent"
+THREAD = "job.bench.thread"
+NAP = "job.bench.nap"
+SHORT = "job.bench.short"
+TENANTS = ("t0", "t1", "t2", "t3")
+RARE = "rare"
+"""In a varied store: the tenant whose jobs are few and old."""
+
+app = penstock.App()
+
+
+@app.job(NOOP)
+async def noop(sent: int = 0) -> None:
+    mark(sent)
+
+
+@app.job(IDEMPOTENT, idempotent=True)
+async def noop_that_may_run_twice(sent: int = 0) -> None:
+    mark(sent)
+
+
+@app.job(THREAD)
+def noop_in_a_thread(sent: int = 0) -> None:
+    mark(sent)
+
+
+@app.job(NAP, idempotent=True)
+def nap(sent: int = 0) -> None:
+    time.sleep(0.02)
+    mark(sent)
+
+
+@app.job(SHORT)
+async def short(sent: int = 0) -> None:
+    await asyncio.sleep(0.01)
+    mark(sent)
+
+
+def topic_of(tenant: str) -> str:
+    return f"job.bench.{tenant}"
+
+
+async def nothing(sent: int = 0) -> None:
+    pass
+
+
+async def failing(sent: int = 0) -> None:
+    raise RuntimeError("it always fails")
+
+
+for _tenant in TENANTS:
+    app.job(topic_of(_tenant), idempotent=True)(nothing)
+app.job(topic_of(RARE), idempotent=True)(failing)
+
+
+# -- the engine and its workers -------------------------------------------------------
 
 
 def settings_for(folder: Path) -> Settings:
@@ -133,7 +204,7 @@ def start_worker(
     slots: int = SLOTS,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "ours.worker", str(folder), name, str(slots)]
+    argv = [sys.executable, "-m", "ours.system", str(folder), name, str(slots)]
     return start(argv, folder.parent / "worker.log", environment)
 
 
@@ -154,3 +225,22 @@ async def until(met: Callable[[], bool], seconds: float = 120.0) -> bool:
             return False
         await asyncio.sleep(0.005)
     return True
+
+
+async def work(folder: str, name: str, slots: str) -> None:
+    """One worker process; with the variable, its processor time is sampled."""
+    settings = load(flags={"data_dir": folder, "concurrency": int(slots)})
+    site = WorkerProcess(app, Address(path=settings.socket), settings, worker_id=name)
+    working = asyncio.ensure_future(site.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+    sampler = Sampler() if PROFILE in os.environ else None
+    if sampler is not None:
+        sampler.start()
+    await asyncio.gather(working, return_exceptions=True)
+    if sampler is not None:
+        sampler.stop()
+        sampler.save(Path(os.environ[PROFILE]))
+
+
+if __name__ == "__main__":
+    run_service(work(*sys.argv[1:]))

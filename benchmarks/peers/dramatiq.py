@@ -42,9 +42,9 @@ class DramatiqPeer:
             self.submit(0)
 
     def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
-        program = Path(sys.executable).with_name("dramatiq")
+        program = [sys.executable, "-m", "dramatiq", "peers.dramatiq_tasks"]
         options = ["--processes", str(count), "--threads", _THREADS]
-        return [start([str(program), "peers.dramatiq_tasks", *options], self._log)]
+        return [start([*program, *options], self._log)]
 
     def server_pids(self) -> list[int]:
         return [self._server.pid]

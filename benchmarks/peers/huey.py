@@ -38,11 +38,9 @@ class HueyPeer:
             self.submit(0)
 
     def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
-        consumer = Path(sys.executable).with_name("huey_consumer")
-        if not consumer.exists():
-            consumer = consumer.with_suffix(".py")
+        consumer = [sys.executable, "-m", "huey.bin.huey_consumer", "peers.huey_tasks.huey"]
         options = ["-w", str(count), "-k", "process", "-q", "-n", "-d", str(POLL)]
-        return [start([str(consumer), "peers.huey_tasks.huey", *options], self._log)]
+        return [start([*consumer, *options], self._log)]
 
     def server_pids(self) -> list[int]:
         return []

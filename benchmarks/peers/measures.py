@@ -2,49 +2,65 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from marks import Marks
-from measure import cpu_seconds, percentile
-from peers.peer import Peer
-from peers.sides import DRAMATIQ, HUEY_FSYNC, PGQUEUER, PROCRASTINATE, TASKIQ
+from peers.sides import DRAMATIQ, HUEY, HUEY_FSYNC, PGQUEUER, PROCRASTINATE, TASKIQ
+from processes import cpu_seconds, percentile, until, wait
 from processes import kill as kill_process
 from processes import running as started
-from processes import until, wait
 
 Figures = dict[str, float | None]
-
+PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    HUEY_FSYNC: ("huey", "HueyPeer", {"fsync": True}),
+    HUEY: ("huey", "HueyPeer", {"fsync": False}),
+    DRAMATIQ: ("dramatiq", "DramatiqPeer", {}),
+    PGQUEUER: ("pgqueuer", "PgQueuerPeer", {}),
+    PROCRASTINATE: ("procrastinate", "ProcrastinatePeer", {}),
+    TASKIQ: ("taskiq", "TaskiqPeer", {}),
+}
+"""The module and the class of each."""
 _START = 40.0
 """Seconds that workers may take to start."""
 _FILL = 1000
 """Jobs in one call while a backlog is made."""
 
 
-def of_peer(side: str, folder: Path, measure: str, **options: Any) -> Figures:
+class Peer(Protocol):
+    """What a measurement needs of another engine."""
+
+    bulk: bool
+    """Whether it has a call that submits many jobs at once."""
+
+    def clear(self) -> None:
+        """Forget every job."""
+
+    def submit(self, sent: int) -> None:
+        """Enqueue one job that marks `sent`, and return when the engine has accepted it."""
+
+    def submit_nap(self, sent: int) -> None:
+        """The same for one that sleeps 20 ms before."""
+
+    def submit_many(self, count: int) -> None:
+        """Enqueue so many jobs: in one call if it has one, else one after another."""
+
+    def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
+        """Start so many worker processes; one command may start them all."""
+
+    def server_pids(self) -> list[int]:
+        """Processes that work for it besides the workers."""
+
+    def close(self) -> None: ...
+
+
+def of_peer(folder: Path, side: str, measure: str, **options: Any) -> Figures:
     """One of the measures below, of a peer that is started and stopped."""
-    peer: Peer
-    if side == DRAMATIQ:
-        from peers.dramatiq import DramatiqPeer
-
-        peer = DramatiqPeer(folder)
-    elif side == PGQUEUER:
-        from peers.pgqueuer import PgQueuerPeer
-
-        peer = PgQueuerPeer(folder)
-    elif side == PROCRASTINATE:
-        from peers.procrastinate import ProcrastinatePeer
-
-        peer = ProcrastinatePeer(folder)
-    elif side == TASKIQ:
-        from peers.taskiq import TaskiqPeer
-
-        peer = TaskiqPeer(folder)
-    else:
-        from peers.huey import HueyPeer
-
-        peer = HueyPeer(folder, fsync=side == HUEY_FSYNC)
+    module, name, more = PEERS[side]
+    peer: Peer = getattr(import_module(f"peers.{module}"), name)(folder, **more)
     try:
         peer.clear()
         figures: Figures = globals()[measure](peer, **options)
@@ -163,14 +179,13 @@ def kill(peer: Peer, *, jobs: int, after: int, window: float) -> Figures:
     finally:
         for victim in victims:
             kill_process(victim)
-    begin, before = time.monotonic(), marks.count()
+    begin = time.monotonic()
     with started(peer.start_workers(1)):
         all_done = until(lambda: len(set(marks.sent())) >= jobs, window)
         took = time.monotonic() - begin
         time.sleep(0.5)
     seen = marks.sent()
     return {
-        "before_kill": before,
         "missing": jobs - len(set(seen)),
         "run_twice": len(seen) - len(set(seen)),
         "all_done_s": took if all_done else None,

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import uvloop
-from measure import process_seconds, resident_bytes
 from piped.models import prompt
 from piped.plan import PLANS, TEXTS, Plan, Spans
+from processes import process_seconds, resident_bytes
 
 from penstock.workloads.llm.values import Completion, CompletionRequest, Sampling
 from penstock.workloads.pipes.config import LpConfig

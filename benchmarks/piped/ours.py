@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from measure import resident_bytes
 from piped.models import LAYERS
-from processes import HERE
+from processes import HERE, resident_bytes
 
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.weights.source import architecture_of, open_source

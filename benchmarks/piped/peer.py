@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import process_seconds
 from piped.peer_nodes import HOST, MODEL, Lost, network
 from piped.plan import PLANS, Plan, Spans
-from processes import HERE
+from processes import HERE, process_seconds
 
 _SILENCE = 90.0
 """It forgets a job after 60 s in which nothing happened to it, and never says so."""

@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from measure import cpu_seconds, percentile
-from processes import HERE, stop
+from processes import HERE, cpu_seconds, percentile, stop
 from spooled.prompts import PROMPTS, TOKENS, body
 from web.served import figures_of
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ours.speed import Figures
+from ours.system import Figures
 from web.served import BARE, JOB, PENSTOCK, figures_of, serving
 
 _PATHS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from measure import percentile, process_seconds
+from processes import percentile, process_seconds
 from web.wire import BadReply, Lines, request
 
 

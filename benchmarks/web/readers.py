@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
-from measure import percentile, process_seconds
+from processes import percentile, process_seconds
 from web.wire import BadReply, Line, Lines, request
 
 _EVENT = b'"at":'

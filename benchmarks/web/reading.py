@@ -6,8 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlencode
 
-from ours.jobs import RARE, TENANTS, topic_of
-from ours.speed import Figures
+from ours.system import RARE, TENANTS, Figures, topic_of
 from web.served import PENSTOCK, Served, figures_of, serving
 
 PAGE = 50

@@ -13,8 +13,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from harness import call
-from ours.jobs import NOOP
-from ours.system import until
+from ours.system import NOOP, until
 from processes import kill, start
 
 SERVED = "served.json"

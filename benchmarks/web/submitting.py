@@ -9,9 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ours.jobs import NOOP
-from ours.speed import Figures
-from ours.system import System, running, settings_for, start_workers
+from ours.system import NOOP, Figures, System, running, settings_for, start_workers
 from processes import running as started
 from web.served import JOB, PENSTOCK, figures_of, serving
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from measure import process_seconds
-from ours.jobs import RARE, TENANTS, topic_of
-from ours.speed import Figures
+from ours.system import RARE, TENANTS, Figures, topic_of
+from processes import process_seconds
 from web.served import PENSTOCK, Served, figures_of, serving
 from web.wire import Lines, request
 

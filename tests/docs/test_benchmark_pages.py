@@ -24,8 +24,8 @@ def engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 NONE = "\u2013"
 
 
-def origin(engine: Any, options: str = "", busy: int = 0) -> str:
-    said = engine.origin(
+def origin(options: str = "", busy: int = 0) -> str:
+    said = import_module("report").origin(
         {
             "command": f"python benchmarks/engine.py {options}",
             "date": "2030-01-01",
@@ -53,7 +53,7 @@ def test_what_peers_can_not_do_is_not_set_against_what_they_can(engine: Any) -> 
         "submit-apart": {engine.PENSTOCK: {"one": 100.0}, engine.HUEY: one, engine.PGQUEUER: bulk},
         "submit-async": {engine.PENSTOCK: {"one": 200.0, "many": 1000.0, "bulk": 2000.0}},
     }
-    drawn = engine.side_by_side(results, [engine.PENSTOCK, engine.HUEY, engine.PGQUEUER])
+    drawn = engine.by_side(results, engine.ROWS, engine.SIDES)
     lines = [line.split("|")[1:-1] for line in drawn.splitlines()]
     cells = {label.strip(): [cell.strip() for cell in row] for label, *row in lines}
     one_by_one = "submitted one after another, synchronous, engine apart, jobs/s"
@@ -65,9 +65,9 @@ def test_what_peers_can_not_do_is_not_set_against_what_they_can(engine: Any) -> 
 
 
 def test_a_quick_run_and_a_busy_machine_are_said(engine: Any) -> None:
-    quiet = origin(engine)
+    quiet = origin()
     assert "quiet" not in quiet
     assert "quick" not in quiet
-    loud = origin(engine, "--quick", 98)
+    loud = origin("--quick", 98)
     assert "**The machine was not quiet:**" in loud
     assert "**A quick run:**" in loud
