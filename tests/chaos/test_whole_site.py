@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.support import postgres
+from tests.support.chaos.disks import slow_writes
 from tests.support.chaos.site import HOSTS, LEASE, Site, site
 from tests.support.machines import may_make_machines
+from tests.support.postgres import PostgresServer
 
 pytestmark = [
     pytest.mark.skipif(
@@ -36,6 +38,7 @@ def test_no_promise_is_broken_whatever_fails(tmp_path: Path) -> None:
                 kill_a_nats_server,
                 cut_off_the_owner,
                 stop_a_worker_past_its_lease,
+                slow_down_the_disk_of_the_database,
                 fail_over_the_database,
                 kill_the_owner,
             ):
@@ -75,6 +78,23 @@ def stop_a_worker_past_its_lease(made: Site) -> None:
     made.workers["three-1"].send_signal(signal.SIGSTOP)
     time.sleep(LEASE + 2)
     made.workers["three-1"].send_signal(signal.SIGCONT)
+
+
+def slow_down_the_disk_of_the_database(made: Site) -> None:
+    primary = made.primary
+    with slow_writes(primary.data, primary.pid, a_second=5):
+        assert flush_time(primary) > 0.3
+        made.goes_on("while each flush of the database lasts half a second")
+    with slow_writes(primary.data, primary.pid, a_second=1):
+        assert flush_time(primary) > 1
+        time.sleep(2 * LEASE)
+
+
+def flush_time(server: PostgresServer) -> float:
+    """Seconds that a commit takes."""
+    begin = time.monotonic()
+    server.sql("SELECT pg_logical_emit_message(true, 'chaos', 'flushed')")
+    return time.monotonic() - begin
 
 
 def fail_over_the_database(made: Site) -> None:

@@ -75,6 +75,11 @@ class PostgresServer:
     def url(self) -> str:
         return f"postgresql://test@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def pid(self) -> int:
+        assert self._server is not None
+        return self._server.pid
+
     def start(self) -> None:
         options = (
             f"port={self.port}",

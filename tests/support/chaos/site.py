@@ -188,7 +188,7 @@ def site(folder: Path, databases: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         machines = stack.enter_context(some_machines(folder, *HOSTS, "db1", "db2"))
         hosts, (first, second) = machines[:3], machines[3:]
-        options = ("fsync=off", "listen_addresses=*", "wal_keep_size=64MB")
+        options = ("listen_addresses=*", "wal_keep_size=64MB")
         servers: list[PostgresServer] = []
         for number, machine in enumerate((first, second)):
             place = databases / machine.folder.name
