@@ -10,8 +10,12 @@ from msgspec import Struct
 from tests.support.rows import every
 
 from penstock.adapters.link.proxy import ONCE
-from penstock.api.operation import ANY
+from penstock.api.call import Call
+from penstock.api.container import worker
+from penstock.api.openai import models
+from penstock.api.operation import ANY, PUBLIC, route, routes_of
 from penstock.api.operations import OPERATIONS
+from penstock.api.reply import NOTHING, Reply
 from penstock.api.table import ROWS
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.operations import (
@@ -101,3 +105,41 @@ def test_a_proxy_has_its_own_methods_and_those_of_the_interface() -> None:
 
     made = proxy_class(Shelves, Base, lambda name, declared: lambda self: name)()
     assert (made.put(), made.lock()) == ("own", "lock")
+
+
+# -- handlers that declare their routes -----------------------------------------------------
+
+
+class Shelving:
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    @route("GET /shelves/{name}", answer=Shelf, refusals=(404,))
+    @route("GET /old/{name}", name="get_old_shelf", summary="Get it the old way", role=PUBLIC)
+    async def get_shelf(self, call: Call) -> Reply:
+        """Get a shelf.
+
+        With its height,
+        in metres.
+        """
+        return self._reply
+
+    async def unlisted(self, call: Call) -> Reply:
+        return self._reply
+
+
+def test_methods_that_declare_routes_are_operations_with_their_docstrings() -> None:
+    one = Shelving(NOTHING)
+    new, old = routes_of(one, role=KeyRole.OPERATE, status=201)
+    assert (new.method, new.path, new.id) == ("GET", "/shelves/{name}", "get_shelf")
+    assert (new.summary, new.description) == ("Get a shelf", "With its height, in metres.")
+    assert (new.role, new.status, new.refusals) == (KeyRole.OPERATE, 201, (404,))
+    assert (old.path, old.id, old.summary) == ("/old/{name}", "get_old_shelf", "Get it the old way")
+    assert old.role is PUBLIC
+    assert new.handler == old.handler == one.get_shelf
+
+
+def test_the_routes_of_a_module_are_those_of_its_own_functions() -> None:
+    assert hasattr(worker, "get_docs")  # a handler, imported from another module
+    assert routes_of(worker) == ()
+    assert {one.id for one in routes_of(models)} == {"list_models", "get_model"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from penstock.api.operation import PUBLIC, Operation
+from penstock.api.operation import PUBLIC, route
 from penstock.api.reply import JSON_HEADERS, Reply, json_reply, page_headers
 from penstock.core.errors import PenstockError
 from penstock.dashboard.pages import STYLE_SOURCE
@@ -35,6 +35,7 @@ class HealthView(Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
+@route("GET /healthz", role=PUBLIC, answer=HealthView)
 async def healthz(call: Call) -> Reply:
     """Whether the process lives.
 
@@ -43,6 +44,7 @@ async def healthz(call: Call) -> Reply:
     return json_reply(HealthView("ok"))
 
 
+@route("GET /readyz", role=PUBLIC, answer=HealthView, others={503: HealthView})
 async def readyz(call: Call) -> Reply:
     """Whether it can take work.
 
@@ -57,6 +59,14 @@ async def readyz(call: Call) -> Reply:
 PAGE = page_headers(STYLE_SOURCE)
 
 
+@route("GET /v1/openapi.json", answer=dict[str, Any])
+@route(
+    "GET /openapi.json",
+    name="get_openapi_openly",
+    summary="Get this document, without a key",
+    role=PUBLIC,
+    answer=dict[str, Any],
+)
 async def get_openapi(call: Call) -> Reply:
     """Get this document.
 
@@ -65,11 +75,13 @@ async def get_openapi(call: Call) -> Reply:
     return Reply(call.services.document(), 200, JSON_HEADERS)
 
 
+@route("GET /docs", role=PUBLIC, answer=str, answer_type="text/html")
 async def get_docs(call: Call) -> Reply:
     """Read this document."""
     return Reply(call.services.page(), 200, PAGE)
 
 
+@route("GET /v1/pipes", role=KeyRole.OPERATE, answer=PipesView)
 async def get_pipes(call: Call) -> Reply:
     """Show models that are split over nodes.
 
@@ -95,6 +107,7 @@ class SpoolsView(Struct, frozen=True):
     spools: list[SpoolView]
 
 
+@route("GET /v1/spools", role=KeyRole.OPERATE, answer=SpoolsView)
 async def get_spools(call: Call) -> Reply:
     """Show workspaces of spool servers.
 
@@ -111,19 +124,3 @@ def _spool(path: Path) -> SpoolView:
         return SpoolView(path=str(path), served=flow.is_served(), counts=flow.counts())
     except (PenstockError, OSError) as error:
         return SpoolView(path=str(path), served=False, problem=str(error))
-
-
-OPERATIONS = (
-    Operation("GET", "/healthz", healthz, role=PUBLIC, answer=HealthView),
-    Operation("GET", "/readyz", readyz, role=PUBLIC, answer=HealthView, others={503: HealthView}),
-    Operation("GET", "/v1/openapi.json", get_openapi, answer=dict[str, Any]),
-    Operation(
-        *("GET", "/openapi.json", get_openapi, "Get this document, without a key"),
-        name="get_openapi_openly",
-        role=PUBLIC,
-        answer=dict[str, Any],
-    ),
-    Operation("GET", "/docs", get_docs, role=PUBLIC, answer=str, answer_type="text/html"),
-    Operation("GET", "/v1/pipes", get_pipes, role=KeyRole.OPERATE, answer=PipesView),
-    Operation("GET", "/v1/spools", get_spools, role=KeyRole.OPERATE, answer=SpoolsView),
-)

@@ -43,10 +43,6 @@ class Agents:
             await endpoint.close()
 
 
-async def serve_mcp(call: Call) -> AppReply:
-    return AppReply((await call.services.agents.endpoint()).serve)
-
-
 def mcp_operations(handler: Handler) -> tuple[Operation, ...]:
     return tuple(
         Operation(method, "/mcp", handler, pace=Pace.STREAMS, summary="Model Context Protocol")
@@ -54,4 +50,5 @@ def mcp_operations(handler: Handler) -> tuple[Operation, ...]:
     )
 
 
-OPERATIONS = mcp_operations(serve_mcp)
+async def serve_mcp(call: Call) -> AppReply:
+    return AppReply((await call.services.agents.endpoint()).serve)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from penstock.api.operation import PUBLIC, Operation
+from penstock.api.operation import PUBLIC, route
 from penstock.api.reply import Reply
 from penstock.core.errors import NotFound
 from penstock.dashboard.files import HEADERS, HOME, file_at
@@ -22,6 +21,23 @@ class ViewQuery(Struct, frozen=True):
     """What the page itself reads: filters and so on."""
 
 
+_PAGE: dict[str, Any] = {
+    "role": PUBLIC,
+    "query": ViewQuery,
+    "answer": str,
+    "answer_type": "text/html",
+    "others": {304: None},
+    "refusals": (404,),
+}
+
+
+@route(f"GET {HOME}", summary="Open the dashboard", **_PAGE)
+@route(
+    f"GET {HOME}{{path...}}",
+    name="get_dashboard_file",
+    summary="Open a view of the dashboard, or a file",
+    **_PAGE,
+)
 async def get_dashboard(call: Call) -> Reply:
     file = file_at(call.params.get("path", ""))
     if file is None:
@@ -32,28 +48,8 @@ async def get_dashboard(call: Call) -> Reply:
     return Reply(file.content, 200, ((b"content-type", file.media_type.encode()), *headers))
 
 
+@route("GET /", role=PUBLIC, status=303)
+@route("GET /dashboard", name="open_dashboard_too", role=PUBLIC, status=303)
 async def open_dashboard(call: Call) -> Reply:
     """Go to the dashboard."""
     return Reply(b"", 303, ((b"location", HOME.encode()), (b"cache-control", b"no-store")))
-
-
-def _page(path: str, name: str, summary: str) -> Operation:
-    return Operation(
-        *("GET", path, get_dashboard, summary),
-        name=name,
-        role=PUBLIC,
-        query=ViewQuery,
-        answer=str,
-        answer_type="text/html",
-        others={304: None},
-        refusals=(404,),
-    )
-
-
-_FRONT = Operation("GET", "/", open_dashboard, role=PUBLIC, status=303)
-OPERATIONS = (
-    _FRONT,
-    replace(_FRONT, path="/dashboard", name="open_dashboard_too"),
-    _page(HOME, "get_dashboard", "Open the dashboard"),
-    _page(HOME + "{path...}", "get_dashboard_file", "Open a view of the dashboard, or a file"),
-)

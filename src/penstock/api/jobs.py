@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import astuple, replace
 
-from penstock.api.operation import Operation
+from penstock.api.operation import route
 from penstock.api.reply import Reply, encode, json_reply
 from penstock.api.table import CURSOR, NEXT, VIEWS, Seconds, bound, job_json, list_json
 from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
@@ -171,11 +171,13 @@ class JobPage(Struct, frozen=True):
     """By id, for unfinished jobs, if it was asked for."""
 
 
+@bound("list_jobs", query=JobListing, answer=JobPage)
 async def list_jobs(call: Call) -> Reply:
     given = call.query(JobListing)
     return await _page(call, query_of(given, dead=given.dead), given)
 
 
+@route("GET /v1/dead", query=DeadListing, answer=JobPage, refusals=(422,))
 async def list_dead(call: Call) -> Reply:
     """List dead letters.
 
@@ -209,6 +211,7 @@ class GetQuery(Struct, frozen=True):
     """Whether to say, in `why`, what it waits for or what is happening to it."""
 
 
+@bound("get_job", query=GetQuery, answer=Job)
 async def get_job(call: Call) -> Reply:
     job_id = call.params["job_id"]
     if not call.scope["query_string"] or not call.query(GetQuery).why:
@@ -224,6 +227,7 @@ class Why(Struct, frozen=True):
     """What it waits for, or what is happening to it, in one sentence."""
 
 
+@bound("why_job", answer=Why)
 async def why_job(call: Call) -> Reply:
     job_id = call.params["job_id"]
     return json_reply(Why(job_id, await call.api.why(job_id)))
@@ -241,6 +245,7 @@ class Steps(Struct, frozen=True):
     next: Annotated[str | None, Meta(description=NEXT)]
 
 
+@bound("get_steps", query=StepListing, answer=Steps)
 async def get_steps(call: Call) -> Reply:
     query = call.query(StepListing)
     after = position("get_steps", tuple[str, int], query.cursor)
@@ -255,6 +260,7 @@ class WaitQuery(Struct, frozen=True):
     """Seconds, at most 60."""
 
 
+@bound("wait_job", query=WaitQuery, answer=Job, others={202: Job})
 async def wait_job(call: Call) -> Reply:
     job_id, timeout = call.params["job_id"], call.query(WaitQuery).timeout
     try:
@@ -281,6 +287,7 @@ class WaitManyView(Struct, frozen=True):
     their results are large."""
 
 
+@bound("wait_jobs", body=WaitManyBody, answer=WaitManyView)
 async def wait_jobs(call: Call) -> Reply:
     given = await call.json(WaitManyBody)
     with call.attending():
@@ -318,29 +325,13 @@ def _meant(given: RetryBulkBody, *, dead: bool) -> JobQuery:
     return query_of(given, dead=dead)
 
 
+@bound("cancel_jobs", body=BulkBody, answer=Bulk)
 async def cancel_jobs(call: Call) -> Reply:
     given = await call.json(BulkBody)
     return json_reply(await call.api.cancel_many(_meant(given, dead=False), reason=given.reason))
 
 
+@bound("retry_jobs", body=RetryBulkBody, answer=Bulk)
 async def retry_jobs(call: Call) -> Reply:
     given = await call.json(RetryBulkBody)
     return json_reply(await call.api.retry_many(_meant(given, dead=True)))
-
-
-OPERATIONS = (
-    bound("list_jobs", list_jobs, query=JobListing, answer=JobPage),
-    Operation(
-        *("GET", "/v1/dead", list_dead),
-        query=DeadListing,
-        answer=JobPage,
-        refusals=(422,),
-    ),
-    bound("get_job", get_job, query=GetQuery, answer=Job),
-    bound("why_job", why_job, answer=Why),
-    bound("get_steps", get_steps, query=StepListing, answer=Steps),
-    bound("wait_job", wait_job, query=WaitQuery, answer=Job, others={202: Job}),
-    bound("wait_jobs", wait_jobs, body=WaitManyBody, answer=WaitManyView),
-    bound("cancel_jobs", cancel_jobs, body=BulkBody, answer=Bulk),
-    bound("retry_jobs", retry_jobs, body=RetryBulkBody, answer=Bulk),
-)

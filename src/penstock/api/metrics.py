@@ -25,7 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.api.operation import Operation
+from penstock.api.operation import Operation, route
 from penstock.api.reply import NO_STORE, Reply
 from penstock.core.errors import NotPermitted
 from penstock.lifecycles.canonical import TERMINAL, JobState
@@ -353,6 +353,13 @@ def _traffic(figures: Figures) -> Iterator[Metric]:
     yield _histogram("http_request_duration_seconds", help, BOUNDS, times, labels[:2])
 
 
+@route(
+    "GET /metrics",
+    role=KeyRole.OPERATE,
+    all_tenants=True,
+    answer=str,
+    answer_type="text/plain",
+)
 async def metrics(call: Call) -> Reply:
     """Figures for Prometheus."""
     if call.caller.tenant is not None:
@@ -362,14 +369,3 @@ async def metrics(call: Call) -> Reply:
         call.api, call.services.traffic, streams=events.open, events=events.told
     )
     return Reply(figures.text(), headers=((b"content-type", _TYPE), NO_STORE))
-
-
-OPERATIONS = (
-    Operation(
-        *("GET", "/metrics", metrics),
-        role=KeyRole.OPERATE,
-        all_tenants=True,
-        answer=str,
-        answer_type="text/plain",
-    ),
-)

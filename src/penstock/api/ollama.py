@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock.api.decoding import explain
 from penstock.api.openai.answers import JobOrigin, arguments_of, shortened
-from penstock.api.openai.endpoints import Endpoint
+from penstock.api.openai.endpoints import endpoint
 from penstock.api.openai.errors import ModelNotFound, tell
 from penstock.api.openai.models import ServedModel, find_model
 from penstock.api.openai.requests import (
@@ -35,7 +35,7 @@ from penstock.api.openai.requests import (
     completion_of,
     texts_of,
 )
-from penstock.api.operation import Operation, Pace
+from penstock.api.operation import Pace, route
 from penstock.api.reply import JSON_HEADERS, NO_STORE, AnyReply, Headers, Reply, StreamReply, encode
 from penstock.core.errors import InvalidRequest, NotPermitted, PenstockError, Unavailable
 from penstock.models.pull import pull_public
@@ -350,32 +350,6 @@ def _line(value: Any) -> bytes:
     return encode(value) + b"\n"
 
 
-def chat_answer(body: OllamaChatBody, origin: JobOrigin, result: LlmResult) -> dict[str, Any]:
-    choice = result.choices[0]
-    content = _chat_message(choice.text, choice.reasoning, choice.tool_calls)
-    return {**_head(origin), **content, **_end(result, choice)}
-
-
-def generate_answer(
-    body: OllamaGenerateBody, origin: JobOrigin, result: LlmResult
-) -> dict[str, Any]:
-    choice = result.choices[0]
-    content = _generated(choice.text, choice.reasoning, ())
-    return {**_head(origin), **content, **_end(result, choice)}
-
-
-def embed_answer(
-    body: OllamaEmbedBody, origin: JobOrigin, result: EmbeddingResult
-) -> dict[str, Any]:
-    return {
-        "model": origin.model,
-        "embeddings": [shortened(vector, body.dimensions) for vector in result.vectors],
-        "total_duration": 0,
-        "load_duration": 0,
-        "prompt_eval_count": result.usage.prompt_tokens,
-    }
-
-
 class OllamaError(Struct, frozen=True):
     """What went wrong, in Ollama's shape."""
 
@@ -388,15 +362,64 @@ def problem_reply(error: BaseException) -> Reply:
     return Reply(encode(OllamaError(refusal.fault.message)), refusal.status, headers)
 
 
+ERRORS: dict[str, Any] = {"problem": problem_reply, "problem_kind": OllamaError}
+_SHARED = {**ERRORS, "stream_type": "application/x-ndjson"}
+
+
+@endpoint("/api/chat", request=chat_request, parts=_OllamaStream, **_SHARED)
+def ollama_chat(body: OllamaChatBody, origin: JobOrigin, result: LlmResult) -> dict[str, Any]:
+    """Continue a conversation (Ollama's chat).
+
+    As Ollama's. One job, as for OpenAI's.
+    """
+    choice = result.choices[0]
+    content = _chat_message(choice.text, choice.reasoning, choice.tool_calls)
+    return {**_head(origin), **content, **_end(result, choice)}
+
+
+@endpoint("/api/generate", request=generate_request, parts=OllamaGenerateStream, **_SHARED)
+def ollama_generate(
+    body: OllamaGenerateBody, origin: JobOrigin, result: LlmResult
+) -> dict[str, Any]:
+    """Answer a prompt (Ollama's generate).
+
+    As Ollama's. One job, as for OpenAI's.
+    """
+    choice = result.choices[0]
+    content = _generated(choice.text, choice.reasoning, ())
+    return {**_head(origin), **content, **_end(result, choice)}
+
+
+@endpoint("/api/embed", request=embed_request, **_SHARED)
+def ollama_embed(
+    body: OllamaEmbedBody, origin: JobOrigin, result: EmbeddingResult
+) -> dict[str, Any]:
+    """Turn texts into vectors (Ollama's embed).
+
+    As Ollama's. One job, as for OpenAI's.
+    """
+    return {
+        "model": origin.model,
+        "embeddings": [shortened(vector, body.dimensions) for vector in result.vectors],
+        "total_duration": 0,
+        "load_duration": 0,
+        "prompt_eval_count": result.usage.prompt_tokens,
+    }
+
+
 # -- models -------------------------------------------------------------------------
 
 
+@route("GET /api/tags")
 async def list_ollama_models(call: Call) -> Reply:
+    """List the models (Ollama's tags)."""
     served = await call.services.models.list(call.api)
     return Reply(encode({"models": [_model(one) for one in served]}))
 
 
+@route("GET /api/ps")
 async def list_running_models(call: Call) -> Reply:
+    """List loaded models (Ollama's ps)."""
     served = await call.services.models.list(call.api)
     loaded = [one for one in served if one.facts.get("state") == "ready"]
     models = [
@@ -407,7 +430,9 @@ async def list_running_models(call: Call) -> Reply:
     return Reply(encode({"models": models}))
 
 
+@route("POST /api/show", body=OllamaModelBody, refusals=(404,))
 async def show_ollama_model(call: Call) -> Reply:
+    """Describe a model (Ollama's show)."""
     body = await call.json(OllamaModelBody)
     model = await find_model(call, body.model or body.name)
     facts = model.facts
@@ -429,8 +454,21 @@ async def show_ollama_model(call: Call) -> Reply:
     return Reply(encode(about))
 
 
+@route(
+    "POST /api/pull",
+    body=OllamaModelBody,
+    role=KeyRole.SUBMIT,
+    other_types=("application/x-ndjson",),
+    refusals=(403, 404),
+    pace=Pace.WAITS,
+)
 async def pull_ollama_model(call: Call) -> AnyReply:
-    """Fetch a model into the store of the engine's machine, unless it is served already."""
+    """Pull a model (Ollama's pull).
+
+    A model that is served is there. Another is fetched from the Hugging Face hub into the store of
+    the engine's machine, which needs the role `admin`; it is served once the engine is started with
+    it.
+    """
     body = await call.json(OllamaModelBody)
     name = body.model or body.name
     if not name:
@@ -519,7 +557,9 @@ async def _pulled(name: str, store: ModelStore) -> AsyncGenerator[dict[str, Any]
     yield {"status": f"kept as {kept}: serve it with penstock up --model"}
 
 
+@route("GET /api/version")
 async def get_ollama_version(call: Call) -> Reply:
+    """Get the version (Ollama's)."""
     return Reply(encode({"version": metadata.version("penstock")}))
 
 
@@ -553,91 +593,4 @@ def _parameters(count: int) -> str:
     return f"{count / 1e6:.0f}M" if count else ""
 
 
-# -- operations ---------------------------------------------------------------------
-
-_SHARED: dict[str, Any] = {
-    "stream_type": "application/x-ndjson",
-    "problem": problem_reply,
-    "problem_kind": OllamaError,
-    "answer": dict[str, Any],
-}
-CHAT = Endpoint(
-    path="/api/chat",
-    name="ollama_chat",
-    body=OllamaChatBody,
-    request=chat_request,
-    whole=chat_answer,
-    parts=_OllamaStream,
-    summary="Continue a conversation (Ollama's chat)",
-    description="As Ollama's. One job, as for OpenAI's.",
-    **_SHARED,
-)
-GENERATE = Endpoint(
-    path="/api/generate",
-    name="ollama_generate",
-    body=OllamaGenerateBody,
-    request=generate_request,
-    whole=generate_answer,
-    parts=OllamaGenerateStream,
-    summary="Answer a prompt (Ollama's generate)",
-    description="As Ollama's. One job, as for OpenAI's.",
-    **_SHARED,
-)
-EMBED = Endpoint(
-    path="/api/embed",
-    name="ollama_embed",
-    body=OllamaEmbedBody,
-    request=embed_request,
-    result=EmbeddingResult,
-    whole=embed_answer,
-    summary="Turn texts into vectors (Ollama's embed)",
-    description="As Ollama's. One job, as for OpenAI's.",
-    **_SHARED,
-)
-
-
-def _operation(method: str, path: str, handler: Any, summary: str, **more: Any) -> Operation:
-    return Operation(
-        method,
-        path,
-        handler,
-        summary=summary,
-        answer=dict[str, Any],
-        problem=problem_reply,
-        problem_kind=OllamaError,
-        **more,
-    )
-
-
-OPERATIONS = (
-    CHAT.operation(),
-    GENERATE.operation(),
-    EMBED.operation(),
-    _operation("GET", "/api/tags", list_ollama_models, "List the models (Ollama's tags)"),
-    _operation("GET", "/api/ps", list_running_models, "List loaded models (Ollama's ps)"),
-    _operation("GET", "/api/version", get_ollama_version, "Get the version (Ollama's)"),
-    _operation(
-        "POST",
-        "/api/show",
-        show_ollama_model,
-        "Describe a model (Ollama's show)",
-        body=OllamaModelBody,
-        refusals=(404,),
-    ),
-    _operation(
-        "POST",
-        "/api/pull",
-        pull_ollama_model,
-        "Pull a model (Ollama's pull)",
-        description=(
-            "A model that is served is there. Another is fetched from the Hugging Face hub into "
-            "the store of the engine's machine, which needs the role `admin`; it is served once "
-            "the engine is started with it."
-        ),
-        body=OllamaModelBody,
-        role=KeyRole.SUBMIT,
-        other_types=("application/x-ndjson",),
-        refusals=(403, 404),
-        pace=Pace.WAITS,
-    ),
-)
+ENDPOINTS = (ollama_chat, ollama_generate, ollama_embed)

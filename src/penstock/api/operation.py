@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.api.call import Call
 
 Handler = Callable[["Call"], Awaitable[AnyReply]]
+H = TypeVar("H", bound=Callable[..., Awaitable[AnyReply]])
 
 PUBLIC = "public"
 """No key is needed."""
@@ -103,6 +105,54 @@ class Operation(Struct, frozen=True):
         parts = self.path.removeprefix("/v1").strip("/").split("/")
         return parts[0].partition(":")[0]
 
+
+# -- handlers and their routes ----------------------------------------------------
+
+_MARK = "__routes__"
+
+
+def route(target: str, **fields: Any) -> Callable[[H], H]:
+    """Declare a handler's route, as `@route("GET /v1/me", answer=Me)`; it may have several.
+
+    `fields` are those of Operation. Summary and description are the handler's docstring.
+    """
+    method, _, path = target.partition(" ")
+    return marked(method=method, path=path, **fields)
+
+
+def marked(**fields: Any) -> Callable[[H], H]:
+    def mark(handler: H) -> H:
+        handler.__dict__[_MARK] = (fields, *getattr(handler, _MARK, ()))
+        return handler
+
+    return mark
+
+
+def routes_of(*places: object, **fields: Any) -> tuple[Operation, ...]:
+    """The operations of handlers that are declared in modules, or are methods of objects.
+
+    `fields` are those that an operation does not set itself.
+    """
+    return tuple(
+        Operation(handler=handler, **{**fields, **own})
+        for place in places
+        for handler in _functions(place)
+        for own in getattr(handler, _MARK, ())
+    )
+
+
+def _functions(place: object) -> Iterator[Any]:
+    if isinstance(place, ModuleType):
+        for one in vars(place).values():
+            if isinstance(one, FunctionType) and one.__module__ == place.__name__:
+                yield one
+    else:
+        for name, one in vars(type(place)).items():
+            if isinstance(one, FunctionType):
+                yield getattr(place, name)
+
+
+# -- finding one by its path ------------------------------------------------------
 
 Found = tuple[Operation, dict[str, str]]
 Methods = dict[str, Operation]

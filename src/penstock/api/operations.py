@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.api import (
     about,
     dashboard,
@@ -16,24 +18,17 @@ from penstock.api import (
     stream,
     submit,
 )
-from penstock.api.openai.messages import MESSAGES
-from penstock.api.operation import Operation, resource_of
+from penstock.api.openai.messages import create_message
+from penstock.api.operation import Operation, resource_of, routes_of
 from penstock.api.problems import ProblemReply
 from penstock.api.table import ROWS, derived
 
 _OWN: tuple[Operation, ...] = (
-    *submit.OPERATIONS,
-    *jobs.OPERATIONS,
-    *results.OPERATIONS,
-    *stream.OPERATIONS,
-    *schedules.OPERATIONS,
-    *pipelines.OPERATIONS,
-    *sessions.OPERATIONS,
-    *metrics.OPERATIONS,
-    *about.OPERATIONS,
-    *dashboard.OPERATIONS,
+    *routes_of(submit, jobs, results, stream, schedules, pipelines),
+    *routes_of(sessions, metrics, about, dashboard),
     *openai.OPERATIONS,
-    *ollama.OPERATIONS,
+    *(one.operation() for one in ollama.ENDPOINTS),
+    *routes_of(ollama, answer=dict[str, Any], **ollama.ERRORS),
 )
 """Those with a handler of their own."""
 
@@ -52,8 +47,8 @@ def shape_of(path: str) -> ProblemReply | None:
     """Error format at a path without an operation, if it belongs to a foreign API."""
     if path.startswith("/api/"):
         return ollama.problem_reply
-    if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
-        return MESSAGES.problem
+    if path == create_message.path or path.startswith(f"{create_message.path}/"):
+        return create_message.problem
     resource = resource_of(path)
     below = path == "/v1" or path.startswith("/v1/")
     is_openai = resource in _OPENAI or (below and resource not in _OURS)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import replace
 
-from penstock.api.operation import Operation, Pace
+from penstock.api.operation import route
 from penstock.api.reply import JSON_HEADERS, AnyReply, Reply, encode, json_reply
-from penstock.api.stream import cursor_of, resumed
+from penstock.api.stream import STREAMS, cursor_of, resumed
 from penstock.api.submit import agreed_key, header_key
-from penstock.api.table import Seconds, bound, derived
+from penstock.api.table import Seconds, bound
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import Reason
@@ -46,6 +45,7 @@ class RunStarted(Struct, frozen=True):
     """Where its events are."""
 
 
+@bound("start_pipeline", body=StartBody, may_be_empty=True, answer=RunStarted)
 async def start_pipeline(call: Call) -> Reply:
     given = await call.json(StartBody)
     record = await call.api.pipelines.start(
@@ -72,6 +72,7 @@ class NoFields(Struct, frozen=True, forbid_unknown_fields=True):
     """An empty body."""
 
 
+@bound("retry_failed", body=NoFields, may_be_empty=True, answer=RunStarted)
 async def retry_failed(call: Call) -> Reply:
     await call.json(NoFields)
     return started(await call.api.pipelines.retry_failed(call.params["job_id"]))
@@ -85,6 +86,24 @@ class RunStreamQuery(Struct, frozen=True):
     """Only events after the one with this id. The header Last-Event-ID wins."""
 
 
+_STREAM: dict[str, Any] = {
+    **STREAMS,
+    "query": RunStreamQuery,
+    "others": {204: None},
+    "refusals": (404, 422, 429),
+}
+_JOBS = "/v1/pipeline/jobs"
+"""The paths of seed 002, over the same runs."""
+
+
+@route("GET /v1/runs/{job_id}/stream", **_STREAM)
+@route(
+    f"GET {_JOBS}/{{job_id}}/stream",
+    name="stream_pipeline_job",
+    summary="Follow a run (seed 002)",
+    description="As `GET /v1/runs/{job_id}/stream`.",
+    **_STREAM,
+)
 async def stream_run(call: Call) -> AnyReply:
     """Follow a run.
 
@@ -98,23 +117,8 @@ async def stream_run(call: Call) -> AnyReply:
     return await call.services.events.run(call.api, call.params["job_id"], after)
 
 
-STREAM = Operation(
-    *("GET", "/v1/runs/{job_id}/stream", stream_run),
-    query=RunStreamQuery,
-    answer=bytes,
-    answer_type="text/event-stream",
-    others={204: None},
-    refusals=(404, 422, 429),
-    pace=Pace.STREAMS,
-)
-
-START = bound(
-    "start_pipeline", start_pipeline, body=StartBody, may_be_empty=True, answer=RunStarted
-)
-
 # -- the paths of seed 002, over the same runs ---------------------------------------------
 
-_JOBS = "/v1/pipeline/jobs"
 _MOST = 500
 _Config = dict[str, Any]
 
@@ -133,6 +137,7 @@ class PipelineJobList(Struct, frozen=True):
     """How many are RUNNING, of all there are; counted up to 1000."""
 
 
+@route(f"GET {_JOBS}", query=PipelineJobListing, answer=PipelineJobList, refusals=(422,))
 async def list_pipeline_jobs(call: Call) -> Reply:
     """List runs (seed 002).
 
@@ -161,6 +166,16 @@ class PipelineJobCancelled(Struct, frozen=True):
     """With `cancelled` false: why."""
 
 
+@bound(
+    "cancel_run",
+    path=f"{_JOBS}/{{job_id}}/cancel",
+    name="cancel_pipeline_job",
+    body=CancelBody,
+    may_be_empty=True,
+    answer=PipelineJobCancelled,
+    summary="Cancel a run (seed 002)",
+    description="`cancelled` is false for a run that had ended, and `reason` says so.",
+)
 async def cancel_pipeline_job(call: Call) -> Reply:
     given = await call.json(CancelBody)
     with call.attending():
@@ -177,6 +192,18 @@ class ScheduledRunQuery(Struct, frozen=True):
     """Its name. Required."""
 
 
+@bound(
+    "start_pipeline",
+    path="/v1/pipeline/scheduled-run-async",
+    name="start_scheduled_run",
+    query=ScheduledRunQuery,
+    body=_Config,
+    may_be_empty=True,
+    answer=RunStarted,
+    summary="Start a pipeline (seed 002)",
+    description="As `POST /v1/pipelines/{name}/runs`; the body is the config itself, and the URLs "
+    "of the answer are those of `/v1/pipeline/jobs`.",
+)
 async def start_scheduled_run(call: Call) -> Reply:
     name, config = call.query(ScheduledRunQuery).pipeline, await call.json(_Config)
     if not name:
@@ -185,51 +212,13 @@ async def start_scheduled_run(call: Call) -> Reply:
     return started(record, f"{_JOBS}/{record.id}")
 
 
-OPERATIONS = (
-    START,
-    bound("retry_failed", retry_failed, body=NoFields, may_be_empty=True, answer=RunStarted),
-    STREAM,
-    replace(
-        START,
-        path="/v1/pipeline/scheduled-run-async",
-        name="start_scheduled_run",
-        handler=start_scheduled_run,
-        query=ScheduledRunQuery,
-        body=_Config,
-        summary="Start a pipeline (seed 002)",
-        description=(
-            "As `POST /v1/pipelines/{name}/runs`; the body is the config itself, and the URLs of "
-            "the answer are those of `/v1/pipeline/jobs`."
-        ),
-    ),
-    Operation(
-        *("GET", _JOBS, list_pipeline_jobs),
-        query=PipelineJobListing,
-        answer=PipelineJobList,
-        refusals=(422,),
-    ),
-    replace(
-        derived("get_run"),
-        path=f"{_JOBS}/{{job_id}}",
-        name="get_pipeline_job",
-        summary="Get a run's record (seed 002)",
-        description="",
-    ),
-    replace(
-        derived("cancel_run"),
-        path=f"{_JOBS}/{{job_id}}/cancel",
-        name="cancel_pipeline_job",
-        handler=cancel_pipeline_job,
-        body=CancelBody,
-        answer=PipelineJobCancelled,
-        summary="Cancel a run (seed 002)",
-        description="`cancelled` is false for a run that had ended, and `reason` says so.",
-    ),
-    replace(
-        STREAM,
-        path=f"{_JOBS}/{{job_id}}/stream",
-        name="stream_pipeline_job",
-        summary="Follow a run (seed 002)",
-        description="As `GET /v1/runs/{job_id}/stream`.",
-    ),
+@bound(
+    "get_run",
+    path=f"{_JOBS}/{{job_id}}",
+    name="get_pipeline_job",
+    answer=PipelineRecord,
+    summary="Get a run's record (seed 002)",
+    description="",
 )
+async def get_pipeline_job(call: Call) -> Reply:
+    return json_reply(await call.api.pipelines.get(call.params["job_id"]))

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from penstock.api.operation import Operation, Pace
+from penstock.api.operation import Pace, route
 from penstock.api.problems import Refused
 from penstock.api.ranges import download, part_of
 from penstock.api.reply import NO_STORE, NOTHING, AnyReply, Headers, Reply, json_reply
@@ -61,6 +61,15 @@ class ResultQuery(Struct, frozen=True):
     """Seconds to wait for the job's end, at most 60."""
 
 
+@route(
+    "GET /v1/jobs/{job_id}/result",
+    query=ResultQuery,
+    answer=bytes,
+    answer_type="*/*",
+    others={204: None, 206: bytes, 304: None},
+    refusals=(404, 409, 410, 416, 422),
+    pace=Pace.WAITS,
+)
 async def get_result(call: Call) -> AnyReply:
     """Get a job's result.
 
@@ -108,6 +117,13 @@ class ArtifactList(Struct, frozen=True):
     artifacts: tuple[Artifact, ...]
 
 
+@route(
+    "GET /v1/jobs/{job_id}/artifacts",
+    query=ResultQuery,
+    answer=ArtifactList,
+    refusals=(404, 409),
+    pace=Pace.WAITS,
+)
 async def list_artifacts(call: Call) -> Reply:
     """List a job's artifacts.
 
@@ -117,6 +133,15 @@ async def list_artifacts(call: Call) -> Reply:
     return json_reply(ArtifactList(job.job_id, job.result.artifacts if job.result else ()))
 
 
+@route(
+    "GET /v1/jobs/{job_id}/artifacts/{name...}",
+    query=ResultQuery,
+    answer=bytes,
+    answer_type="*/*",
+    others={206: bytes, 304: None},
+    refusals=(404, 409, 416),
+    pace=Pace.WAITS,
+)
 async def get_artifact(call: Call) -> AnyReply:
     """Download an artifact.
 
@@ -140,6 +165,7 @@ class BlobView(Struct, frozen=True):
     size: int
 
 
+@bound("put_blob", body=bytes, body_type="*/*", large=True, answer=BlobView)
 async def put_blob(call: Call) -> Reply:
     media_type = call.header(b"content-type").replace(" ", "") or BINARY
     check_media_type(media_type)
@@ -148,6 +174,7 @@ async def put_blob(call: Call) -> Reply:
         return json_reply(BlobView(await call.api.put_blob(data, media_type), len(data)), 201)
 
 
+@bound("get_blob", answer=bytes, answer_type="*/*", others={206: bytes, 304: None})
 async def get_blob(call: Call) -> AnyReply:
     return await _send(call, _uri(call.params["uri"]))
 
@@ -192,34 +219,3 @@ def _send_bytes(call: Call, data: bytes, media_type: str) -> Reply:
 def _headers(media_type: str) -> Headers:
     kind = (b"content-type", media_type.encode("ascii", "replace"))
     return (kind,) if media_type == JSON else (kind, *_INERT)
-
-
-OPERATIONS = (
-    Operation(
-        *("GET", "/v1/jobs/{job_id}/result", get_result),
-        query=ResultQuery,
-        answer=bytes,
-        answer_type="*/*",
-        others={204: None, 206: bytes, 304: None},
-        refusals=(404, 409, 410, 416, 422),
-        pace=Pace.WAITS,
-    ),
-    Operation(
-        *("GET", "/v1/jobs/{job_id}/artifacts", list_artifacts),
-        query=ResultQuery,
-        answer=ArtifactList,
-        refusals=(404, 409),
-        pace=Pace.WAITS,
-    ),
-    Operation(
-        *("GET", "/v1/jobs/{job_id}/artifacts/{name...}", get_artifact),
-        query=ResultQuery,
-        answer=bytes,
-        answer_type="*/*",
-        others={206: bytes, 304: None},
-        refusals=(404, 409, 416),
-        pace=Pace.WAITS,
-    ),
-    bound("put_blob", put_blob, body=bytes, body_type="*/*", large=True, answer=BlobView),
-    bound("get_blob", get_blob, answer=bytes, answer_type="*/*", others={206: bytes, 304: None}),
-)

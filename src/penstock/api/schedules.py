@@ -36,6 +36,7 @@ class ScheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     paused: bool = False
 
 
+@bound("put_schedule", query=TenantQuery, body=ScheduleBody, answer=ScheduleView)
 async def put_schedule(call: Call) -> Reply:
     tenant = call.tenant(call.query(TenantQuery).tenant)
     given = await call.json(ScheduleBody, parsed_depth=2)
@@ -54,8 +55,3 @@ async def put_schedule(call: Call) -> Reply:
         paused=given.paused,
     )
     return json_reply(await call.api.schedules.put(schedule))
-
-
-OPERATIONS = (
-    bound("put_schedule", put_schedule, query=TenantQuery, body=ScheduleBody, answer=ScheduleView),
-)

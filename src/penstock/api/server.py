@@ -16,9 +16,8 @@ from pathlib import Path
 import uvicorn
 from msgspec.structs import replace
 
-from penstock.api import agents
 from penstock.api.about import Health
-from penstock.api.agents import Agents
+from penstock.api.agents import Agents, mcp_operations, serve_mcp
 from penstock.api.application import ApiSpec, Application, Authenticate, by_key
 from penstock.api.call import Services
 from penstock.api.connection import Connection, protocol_with
@@ -303,5 +302,5 @@ def _page() -> bytes:
 
 
 ENGINE = ApiSpec(
-    (*OPERATIONS, *agents.OPERATIONS), _document, _page, shape=shape_of, alias=alias_of
+    (*OPERATIONS, *mcp_operations(serve_mcp)), _document, _page, shape=shape_of, alias=alias_of
 )

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.api.decoding import read_json
-from penstock.api.operation import PUBLIC, Operation
+from penstock.api.operation import PUBLIC, route
 from penstock.api.problems import Refused, malformed
 from penstock.api.reply import NO_STORE, Headers, Reply, json_reply, page_headers
 from penstock.api.table import bound
@@ -150,6 +150,14 @@ class Me(Struct, frozen=True, kw_only=True):
     """To be sent as X-CSRF-Token with everything that is not a GET; null without a session."""
 
 
+@route(
+    "POST /v1/session",
+    role=PUBLIC,
+    body=SignInBody,
+    answer=Me,
+    status=201,
+    refusals=(401, 403, 413, 415, 422, 429),
+)
 async def sign_in(call: Call) -> Reply:
     """Sign a browser in.
 
@@ -167,6 +175,7 @@ async def sign_in(call: Call) -> Reply:
     return replace(reply, headers=(*reply.headers, *_opened(call, signed_in)))
 
 
+@route("DELETE /v1/session", status=204)
 async def sign_out(call: Call) -> Reply:
     """Sign out.
 
@@ -177,6 +186,7 @@ async def sign_out(call: Call) -> Reply:
     return Reply(b"", 204, (NO_STORE, _cookie(call.scope, "", 0)))
 
 
+@route("GET /v1/me", answer=Me)
 async def get_me(call: Call) -> Reply:
     """Get who is calling.
 
@@ -185,6 +195,7 @@ async def get_me(call: Call) -> Reply:
     return json_reply(_me(call.caller, token_of(call.scope, call.headers)))
 
 
+@bound("create_link", answer=SignInLink)
 async def create_link(call: Call) -> Reply:
     link = await call.api.keys.create_link()
     if host := call.header(b"host"):
@@ -256,11 +267,29 @@ class SignInQuery(Struct, frozen=True):
     """The token of a one-time link. It is not spent until the page's button is pressed."""
 
 
+@route(
+    "GET /sign-in",
+    role=PUBLIC,
+    query=SignInQuery,
+    answer=str,
+    answer_type="text/html",
+    refusals=(422,),
+)
 async def get_sign_in(call: Call) -> Reply:
     """Show the sign-in page."""
     return Reply(sign_in_page(call.query(SignInQuery).link), 200, _PAGE)
 
 
+@route(
+    "POST /sign-in",
+    role=PUBLIC,
+    body=bytes,
+    body_type="application/x-www-form-urlencoded",
+    answer_type="text/html",
+    status=303,
+    others={401: str},
+    refusals=(403, 413, 415, 429),
+)
 async def post_sign_in(call: Call) -> Reply:
     """Sign in by the page's form."""
     call.check_type("application/x-www-form-urlencoded")
@@ -277,36 +306,3 @@ async def post_sign_in(call: Call) -> Reply:
         )
     location = (b"location", HOME.encode())
     return Reply(b"", 303, (*_opened(call, signed_in), location, NO_STORE))
-
-
-OPERATIONS = (
-    Operation("GET", "/v1/me", get_me, answer=Me),
-    Operation(
-        *("POST", "/v1/session", sign_in),
-        role=PUBLIC,
-        body=SignInBody,
-        answer=Me,
-        status=201,
-        refusals=(401, 403, 413, 415, 422, 429),
-    ),
-    Operation("DELETE", "/v1/session", sign_out, answer=None, status=204),
-    bound("create_link", create_link, answer=SignInLink),
-    Operation(
-        *("GET", "/sign-in", get_sign_in),
-        role=PUBLIC,
-        query=SignInQuery,
-        answer=str,
-        answer_type="text/html",
-        refusals=(422,),
-    ),
-    Operation(
-        *("POST", "/sign-in", post_sign_in),
-        role=PUBLIC,
-        body=bytes,
-        body_type="application/x-www-form-urlencoded",
-        answer_type="text/html",
-        status=303,
-        others={401: str},
-        refusals=(403, 413, 415, 429),
-    ),
-)

@@ -21,12 +21,12 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from penstock.api.operation import Operation, Pace
+from penstock.api.operation import Pace, route
 from penstock.api.reply import EVENT_STREAM, NOTHING, Reply, StreamReply, encode
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.canonical import JobEvent, JobState
@@ -412,7 +412,11 @@ def place_of(text: str, field: str) -> tuple[int, int]:
 
 # -- operations -------------------------------------------------------------------
 
-_TYPE = "text/event-stream"
+STREAMS: dict[str, Any] = {
+    "answer": bytes,
+    "answer_type": "text/event-stream",
+    "pace": Pace.STREAMS,
+}
 
 
 Kind = Literal["job", "approval", "note", "progress", "log", "worker", "pool", "counts", "nodes"]
@@ -438,6 +442,7 @@ class StreamListing(Struct, frozen=True, kw_only=True):
     """Maximum number of missed entries to tell; beyond it `gap` is told. None: all of them."""
 
 
+@route("GET /v1/stream", query=StreamListing, refusals=(403, 404, 422, 429), **STREAMS)
 async def stream_everything(call: Call) -> StreamReply:
     """Follow everything that happens.
 
@@ -473,6 +478,7 @@ class UpdateQuery(Struct, frozen=True):
     """The `n` of the last log line that is known, for a first call."""
 
 
+@route("GET /v1/jobs/{job_id}/updates", query=UpdateQuery, refusals=(404, 422, 429), **STREAMS)
 async def stream_updates(call: Call) -> StreamReply:
     """Follow the updates of a job.
 
@@ -489,23 +495,3 @@ async def stream_updates(call: Call) -> StreamReply:
 def resumed(call: Call, after: str | None) -> str | None:
     """The cursor to resume from; browsers send it as Last-Event-ID."""
     return call.header(b"last-event-id") or after
-
-
-OPERATIONS = (
-    Operation(
-        *("GET", "/v1/stream", stream_everything),
-        query=StreamListing,
-        answer=bytes,
-        answer_type=_TYPE,
-        refusals=(403, 404, 422, 429),
-        pace=Pace.STREAMS,
-    ),
-    Operation(
-        *("GET", "/v1/jobs/{job_id}/updates", stream_updates),
-        query=UpdateQuery,
-        answer=bytes,
-        answer_type=_TYPE,
-        refusals=(404, 422, 429),
-        pace=Pace.STREAMS,
-    ),
-)

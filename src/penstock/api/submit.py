@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import asdict, astuple
 
 from penstock.api.monitor import Gone
-from penstock.api.operation import Operation, Pace
+from penstock.api.operation import Pace, route
 from penstock.api.problems import Problem, problem_of
 from penstock.api.reply import NO_STORE, Reply, StreamReply, encode
 from penstock.api.table import bound, job_json, list_json, located
@@ -182,6 +182,7 @@ _CHUNK = 500
 _MOST = 10_000
 
 
+@bound("submit_job", body=Submission, answer=Job, others={200: Job})
 async def submit_job(call: Call) -> Reply:
     given = await call.json(Submission, parsed_depth=1)
     request = await request_of(call, given, key=header_key(call))
@@ -201,6 +202,7 @@ class Accepted(Struct, frozen=True):
     """In the order of the request."""
 
 
+@bound("submit_batch", body=Batch, large=True, answer=Accepted)
 async def submit_batch(call: Call) -> Reply:
     batch = await call.json(Batch, parsed_depth=3)
     if len(batch.jobs) > _MOST:
@@ -222,6 +224,16 @@ class LineAnswer(Struct, frozen=True, omit_defaults=True):
     problem: Problem | None = None
 
 
+@route(
+    "POST /v1/jobs/stream",
+    role=KeyRole.SUBMIT,
+    body=Submission,
+    body_type=NDJSON,
+    answer=LineAnswer,
+    answer_type=NDJSON,
+    refusals=(415, 429),
+    pace=Pace.STREAMS,
+)
 async def submit_stream(call: Call) -> StreamReply:
     """Submit a stream of jobs.
 
@@ -300,19 +312,3 @@ async def _submit(
         return
     for (index, _), job in zip(good, jobs, strict=True):
         answers[index] = LineAnswer(job.request.job_id)
-
-
-OPERATIONS = (
-    bound("submit_job", submit_job, body=Submission, answer=Job, others={200: Job}),
-    bound("submit_batch", submit_batch, body=Batch, large=True, answer=Accepted),
-    Operation(
-        *("POST", "/v1/jobs/stream", submit_stream),
-        role=KeyRole.SUBMIT,
-        body=Submission,
-        body_type=NDJSON,
-        answer=LineAnswer,
-        answer_type=NDJSON,
-        refusals=(415, 429),
-        pace=Pace.STREAMS,
-    ),
-)

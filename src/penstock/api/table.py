@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta, Raw, Struct, defstruct
 
-from penstock.api.operation import ANY, Handler, Operation, Pace
+from penstock.api.operation import ANY, H, Operation, Pace, marked
 from penstock.api.reply import JSON_HEADERS, NOTHING, Headers, Reply, encode
 from penstock.core.job import Job
 from penstock.ports.engine_api import Cancellation, Ended, EngineApi
@@ -92,24 +92,31 @@ ROWS: dict[str, Row] = {
 """By the operation's name."""
 
 
-def bound(name: str, handler: Handler, **fields: Any) -> Operation:
-    """An operation of the table with a handler of its own; `fields` are those of Operation."""
+def row_fields(name: str, /, **fields: Any) -> dict[str, Any]:
+    """The fields of the Operation that a row of the table stands for, and further ones."""
     binding = ROWS[name].binding
-    return Operation(
-        binding.method,
-        binding.path,
-        handler,
-        name=name,
-        summary=binding.summary,
-        description=binding.description,
-        role=binding.role or ANY,
-        audited=binding.action,
-        all_tenants=binding.all_tenants,
-        status=binding.status,
-        refusals=binding.refusals,
-        pace=Pace.WAITS if binding.waits else Pace.PROMPT,
+    return {
+        "method": binding.method,
+        "path": binding.path,
+        "name": name,
+        "summary": binding.summary,
+        "description": binding.description,
+        "role": binding.role or ANY,
+        "audited": binding.action,
+        "all_tenants": binding.all_tenants,
+        "status": binding.status,
+        "refusals": binding.refusals,
+        "pace": Pace.WAITS if binding.waits else Pace.PROMPT,
         **fields,
-    )
+    }
+
+
+def bound(name: str, /, **fields: Any) -> Callable[[H], H]:
+    """Declare the handler of an operation of the table whose HTTP shape is its own.
+
+    `fields` are those of Operation.
+    """
+    return marked(**row_fields(name, **fields))
 
 
 def derived(name: str) -> Operation:
@@ -149,17 +156,16 @@ def derived(name: str) -> Operation:
         return Reply(write(found, None), binding.status, headers)
 
     fields = () if body is None else msgspec.structs.fields(body)
-    operation = bound(
+    own = row_fields(
         name,
-        handler,
         query=query,
         body=body,
         may_be_empty=binding.method == "POST" and not any(field.required for field in fields),
         answer=answer,
     )
-    if query is None and body is None:
-        return operation
-    return msgspec.structs.replace(operation, refusals=(*binding.refusals, 422))
+    if query is not None or body is not None:
+        own["refusals"] += (422,)
+    return Operation(handler=handler, **own)
 
 
 def cursor_of(binding: Binding, last: Any) -> str:

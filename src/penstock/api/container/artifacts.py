@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.views import Absent, ArtifactView, absent, answer, views_of
-from penstock.api.operation import Operation
+from penstock.api.operation import route
 from penstock.api.ranges import download
 from penstock.api.reply import AnyReply, Headers, Reply
 from penstock.core.artifact import Artifact
@@ -33,7 +33,12 @@ class ArtifactReading:
     def __init__(self, facade: ContainerFacade) -> None:
         self._facade = facade
 
+    @route("GET /jobs/{job_id}/artifacts", answer=Artifacts, others={404: Absent})
     async def list_artifacts(self, call: Call) -> Reply:
+        """List a job's artifacts.
+
+        The files that it left in its output folder; none before it has ended.
+        """
         job_id = call.params["job_id"]
         record = await self._facade.get(job_id)
         if record is None:
@@ -41,7 +46,19 @@ class ArtifactReading:
         skipped = record.result.skipped if record.result is not None else ()
         return answer(Artifacts(job_id, views_of(record.artifacts), skipped))
 
+    @route(
+        "GET /jobs/{job_id}/artifacts/{path...}",
+        answer=bytes,
+        answer_type="application/octet-stream",
+        others={206: bytes, 304: None},
+        refusals=(404, 416),
+    )
     async def get_artifact(self, call: Call) -> AnyReply:
+        """Download an artifact.
+
+        By its path, as the list has it. In parts with `Range`; the `ETag` is its SHA-256, and
+        `If-None-Match` answers 304.
+        """
         record = await self._facade.get(call.params["job_id"])
         for artifact in record.artifacts if record is not None else ():
             if artifact.name == call.params["path"]:
@@ -60,33 +77,4 @@ def _headers(artifact: Artifact) -> Headers:
         (b"content-type", b"application/octet-stream"),
         (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode("ascii")),
         (b"content-security-policy", b"default-src 'none'; sandbox"),
-    )
-
-
-def operations(facade: ContainerFacade) -> tuple[Operation, ...]:
-    these = ArtifactReading(facade)
-    return (
-        Operation(
-            "GET",
-            "/jobs/{job_id}/artifacts",
-            these.list_artifacts,
-            answer=Artifacts,
-            others={404: Absent},
-            summary="List a job's artifacts",
-            description="The files that it left in its output folder; none before it has ended.",
-        ),
-        Operation(
-            "GET",
-            "/jobs/{job_id}/artifacts/{path...}",
-            these.get_artifact,
-            answer=bytes,
-            answer_type="application/octet-stream",
-            others={206: bytes, 304: None},
-            refusals=(404, 416),
-            summary="Download an artifact",
-            description=(
-                "By its path, as the list has it. In parts with `Range`; the `ETag` is its "
-                "SHA-256, and `If-None-Match` answers 304."
-            ),
-        ),
     )

@@ -25,7 +25,7 @@ from penstock.api.container.views import (
     summary_view,
 )
 from penstock.api.monitor import Closing
-from penstock.api.operation import Operation
+from penstock.api.operation import route
 from penstock.api.problems import Refused
 from penstock.api.reply import Headers, Reply
 from penstock.api.submit import header_key
@@ -81,7 +81,23 @@ class Jobs:
 
     # -- submitting ---------------------------------------------------------------
 
+    @route(
+        "POST /jobs",
+        query=SubmitQuery,
+        body=JobBody,
+        large=True,
+        answer=Accepted,
+        status=202,
+        others={200: JobRecord, **dict.fromkeys((400, 408, 409, 413, 415, 429, 503), Refusal)},
+    )
     async def submit_job(self, call: Call) -> Reply:
+        """Submit a job.
+
+        Answered once it is stored. With `wait`, once it has ended or the time is over, with its
+        record. The same `Idempotency-Key` header again is the same job. A refusal says why in
+        `error.code`; 409 is an id that is taken, 429 a full queue, 503 a worker that takes no jobs
+        now (both with `Retry-After`). A body that is not `application/json` counts as missing.
+        """
         try:
             wait = call.query(SubmitQuery).wait
             key = _key(call)
@@ -120,7 +136,12 @@ class Jobs:
 
     # -- looking ------------------------------------------------------------------
 
+    @route("GET /jobs", query=ListQuery, answer=JobPage, refusals=(400,))
     async def list_jobs(self, call: Call) -> Reply:
+        """List jobs.
+
+        Newest first, in pages.
+        """
         given = call.query(ListQuery)
         before = position(_ORDER, int, given.cursor)
         labels = _labels(given.label)
@@ -129,7 +150,19 @@ class Jobs:
         following = cursor(_ORDER, page[-1].job.seq) if len(found) > given.limit else None
         return answer({"jobs": [summary_view(one) for one in page], "next": following})
 
+    @route(
+        "GET /jobs/{job_id}",
+        query=GetQuery,
+        answer=JobRecord,
+        others={404: Absent},
+        refusals=(400, 429),
+    )
     async def get_job(self, call: Call) -> Reply:
+        """Get a job, or wait for its end.
+
+        With `wait`, once it has ended or the time is over. Values of its environment are never
+        shown.
+        """
         job_id, wait = call.params["job_id"], call.query(GetQuery).wait
         if wait > 0:
             with call.waiting():
@@ -140,7 +173,21 @@ class Jobs:
             return absent(job_id)
         return answer(await record_view(self._facade, record))
 
+    @route(
+        "DELETE /jobs/{job_id}",
+        query=DeleteQuery,
+        answer=Deleted,
+        others={202: Deleted, 404: Absent},
+        refusals=(400, 429),
+    )
     async def delete_job(self, call: Call) -> Reply:
+        """Cancel a job.
+
+        200: a job that was queued has ended, `failed` with the code `CANCELLED`. 202: the container
+        of a running job is being ended (`state` is still `running`), or the job had ended already
+        and nothing was done. With `wait`, a running job is answered once its container is gone,
+        with 200.
+        """
         job_id, wait = call.params["job_id"], call.query(DeleteQuery).wait
         before = await self._facade.get(job_id)
         if before is None:
@@ -186,68 +233,3 @@ def _labels(text: str | None) -> dict[str, str]:
     if not (key and colon):
         raise InvalidRequest("label", "is not key:value", hint="as label=team:blue")
     return {key: value}
-
-
-def operations(facade: ContainerFacade) -> tuple[Operation, ...]:
-    these = Jobs(facade)
-    return (
-        Operation(
-            "POST",
-            "/jobs",
-            these.submit_job,
-            query=SubmitQuery,
-            body=JobBody,
-            large=True,
-            answer=Accepted,
-            status=202,
-            others={200: JobRecord, **dict.fromkeys((400, 408, 409, 413, 415, 429, 503), Refusal)},
-            summary="Submit a job",
-            description=(
-                "Answered once it is stored. With `wait`, once it has ended or the time is over, "
-                "with its record. The same `Idempotency-Key` header again is the same job. A "
-                "refusal says why in `error.code`; 409 is an id that is taken, 429 a full queue, "
-                "503 a worker that takes no jobs now (both with `Retry-After`). A body that is not "
-                "`application/json` counts as missing."
-            ),
-        ),
-        Operation(
-            "GET",
-            "/jobs",
-            these.list_jobs,
-            query=ListQuery,
-            answer=JobPage,
-            refusals=(400,),
-            summary="List jobs",
-            description="Newest first, in pages.",
-        ),
-        Operation(
-            "GET",
-            "/jobs/{job_id}",
-            these.get_job,
-            query=GetQuery,
-            answer=JobRecord,
-            others={404: Absent},
-            refusals=(400, 429),
-            summary="Get a job, or wait for its end",
-            description=(
-                "With `wait`, once it has ended or the time is over. Values of its environment "
-                "are never shown."
-            ),
-        ),
-        Operation(
-            "DELETE",
-            "/jobs/{job_id}",
-            these.delete_job,
-            query=DeleteQuery,
-            answer=Deleted,
-            others={202: Deleted, 404: Absent},
-            refusals=(400, 429),
-            summary="Cancel a job",
-            description=(
-                "200: a job that was queued has ended, `failed` with the code `CANCELLED`. 202: "
-                "the container of a running job is being ended (`state` is still `running`), or "
-                "the job had ended already and nothing was done. With `wait`, a running job is "
-                "answered once its container is gone, with 200."
-            ),
-        ),
-    )

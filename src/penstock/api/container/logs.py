@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.views import Absent, Wait, absent, answer, patience
-from penstock.api.operation import Operation
+from penstock.api.operation import route
 from penstock.api.reply import EVENT_STREAM, NO_STORE, NOTHING, AnyReply, StreamReply
 from penstock.api.stream import Pulse, cursor_of, heartbeat, named, opening
 from penstock.lifecycles.container import ContainerJobState
@@ -84,7 +84,24 @@ class LogReading:
     def __init__(self, facade: ContainerFacade) -> None:
         self._facade = facade
 
+    @route(
+        "GET /jobs/{job_id}/logs",
+        query=LogQuery,
+        answer=Logs,
+        other_types=("text/event-stream", "application/octet-stream"),
+        others={204: None, 404: Absent},
+        refusals=(400, 429),
+    )
     async def get_logs(self, call: Call) -> AnyReply:
+        """Read what a job writes, while it writes it.
+
+        Ask again with `next` as the offset; `wait` answers as soon as there is more. As server-sent
+        events: `stdout` and `stderr` with `offset`, `next`, `skipped` and `text`, then `end` with
+        the job's `state`, `exit_code` and `error`; a reader that comes back with the last id
+        (`Last-Event-ID`) goes on without a gap or a repeat. With `raw`, the bytes themselves
+        (`application/octet-stream`). Beyond `limits.max_log_bytes` the middle is not kept, and
+        counted in `skipped`.
+        """
         query, job_id = call.query(LogQuery), call.params["job_id"]
         stream = query.stream or Stream.STDOUT
         is_head = call.scope["method"] == "HEAD"
@@ -264,28 +281,3 @@ def place_of(text: str) -> dict[Stream, int]:
 
 def _wants_events(call: Call, query: LogQuery) -> bool:
     return query.follow is not None or "text/event-stream" in call.header(b"accept")
-
-
-def operations(facade: ContainerFacade) -> tuple[Operation, ...]:
-    these = LogReading(facade)
-    return (
-        Operation(
-            "GET",
-            "/jobs/{job_id}/logs",
-            these.get_logs,
-            query=LogQuery,
-            answer=Logs,
-            other_types=("text/event-stream", "application/octet-stream"),
-            others={204: None, 404: Absent},
-            refusals=(400, 429),
-            summary="Read what a job writes, while it writes it",
-            description=(
-                "Ask again with `next` as the offset; `wait` answers as soon as there is more. As "
-                "server-sent events: `stdout` and `stderr` with `offset`, `next`, `skipped` and "
-                "`text`, then `end` with the job's `state`, `exit_code` and `error`; a reader that "
-                "comes back with the last id (`Last-Event-ID`) goes on without a gap or a repeat. "
-                "With `raw`, the bytes themselves (`application/octet-stream`). Beyond "
-                "`limits.max_log_bytes` the middle is not kept, and counted in `skipped`."
-            ),
-        ),
-    )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.api.about import get_docs, get_openapi
 from penstock.api.application import ApiSpec, Authenticate, token_in
-from penstock.api.container import artifacts, jobs, logs, worker
+from penstock.api.container.artifacts import ArtifactReading
 from penstock.api.container.facade import ContainerFacade
+from penstock.api.container.jobs import Jobs
+from penstock.api.container.logs import LogReading
 from penstock.api.container.views import Failure, problem_reply
+from penstock.api.container.worker import AboutWorker
 from penstock.api.cors import Cors
 from penstock.api.openapi import OpenApiInfo, document
-from penstock.api.operation import Operation
+from penstock.api.operation import PUBLIC, Operation, routes_of
 from penstock.api.options import HttpOptions
 from penstock.api.reply import encode
 from penstock.api.server import ApiServer
@@ -49,28 +50,11 @@ _SESSION = Session(OWNER)
 
 
 def operations(facade: ContainerFacade, *, public_info: bool = False) -> tuple[Operation, ...]:
-    return (
-        *jobs.operations(facade),
-        *logs.operations(facade),
-        *artifacts.operations(facade),
-        *worker.operations(facade, public_info=public_info),
-        Operation(
-            "GET",
-            "/openapi.json",
-            get_openapi,
-            answer=dict[str, Any],
-            summary="Get this document",
-            description="OpenAPI 3.1, made from the same table as the server's own routes.",
-        ),
-        Operation(
-            "GET",
-            "/docs",
-            get_docs,
-            answer=str,
-            answer_type="text/html",
-            summary="Read this document",
-        ),
-    )
+    these = (Jobs(facade), LogReading(facade), ArtifactReading(facade), AboutWorker(facade))
+    found = routes_of(*these)
+    if not public_info:
+        return found
+    return tuple(replace(one, role=PUBLIC) if one.path == "/info" else one for one in found)
 
 
 def http_options(config: WorkerConfig, limits: HttpOptions = LIMITS) -> HttpOptions:

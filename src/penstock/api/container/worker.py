@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from penstock.api.about import get_docs, get_openapi
 from penstock.api.container.facade import ContainerFacade, WorkerHealth, WorkerInfo
 from penstock.api.container.views import answer
-from penstock.api.operation import ANY, PUBLIC, Operation
+from penstock.api.operation import PUBLIC, route
 from penstock.api.reply import NO_STORE, Reply
 
 if TYPE_CHECKING:
@@ -30,73 +31,67 @@ class AboutWorker:
     def __init__(self, facade: ContainerFacade) -> None:
         self._facade = facade
 
+    @route("GET /info", answer=WorkerInfo)
     async def get_info(self, call: Call) -> Reply:
+        """What this worker is.
+
+        Without the token, where the worker's `public_info` says so.
+        """
         return answer(await self._facade.info())
 
+    @route(
+        "GET /health",
+        role=PUBLIC,
+        query=HealthQuery,
+        answer=WorkerHealth,
+        others={503: WorkerHealth},
+        refusals=(400,),
+    )
     async def get_health(self, call: Call) -> Reply:
+        """How this worker is.
+
+        `status` is `ok`, or `degraded` when no engine answers, the disk is low, or it drains;
+        `problems` says why. Answered with 200 either way, unless `strict` asks otherwise.
+        """
         strict = call.query(HealthQuery).strict
         health = await self._facade.health()
         status = 503 if strict and health.status != "ok" else 200
         return answer(health, status)
 
+    @route("POST /drain", answer=Drain)
     async def drain(self, call: Call) -> Reply:
+        """Take no new jobs.
+
+        Those that are there go on; submissions are answered 503.
+        """
         self._facade.drain(True)
         return answer(Drain(True))
 
+    @route("DELETE /drain", answer=Drain)
     async def stop_draining(self, call: Call) -> Reply:
+        """Take jobs again."""
         self._facade.drain(False)
         return answer(Drain(False))
 
+    @route("GET /metrics", answer=str, answer_type="text/plain")
     async def metrics(self, call: Call) -> Reply:
+        """Metrics for Prometheus.
+
+        Those of the engine: jobs by state, workers, requests.
+        """
         services = call.services
         figures = await self._facade.figures(services.traffic, services.streams.count)
         return Reply(figures.text(), headers=_PROMETHEUS)
 
+    @route("GET /openapi.json", answer=dict[str, Any])
+    async def get_openapi(self, call: Call) -> Reply:
+        """Get this document.
 
-def operations(facade: ContainerFacade, *, public_info: bool = False) -> tuple[Operation, ...]:
-    these = AboutWorker(facade)
-    return (
-        Operation(
-            "GET",
-            "/info",
-            these.get_info,
-            role=PUBLIC if public_info else ANY,
-            answer=WorkerInfo,
-            summary="What this worker is",
-            description="Without the token, where the worker's `public_info` says so.",
-        ),
-        Operation(
-            "GET",
-            "/health",
-            these.get_health,
-            role=PUBLIC,
-            query=HealthQuery,
-            answer=WorkerHealth,
-            others={503: WorkerHealth},
-            refusals=(400,),
-            summary="How this worker is",
-            description=(
-                "`status` is `ok`, or `degraded` when no engine answers, the disk is low, or it "
-                "drains; `problems` says why. Answered with 200 either way, unless `strict` asks "
-                "otherwise."
-            ),
-        ),
-        Operation(
-            "POST",
-            "/drain",
-            these.drain,
-            answer=Drain,
-            summary="Take no new jobs",
-            description="Those that are there go on; submissions are answered 503.",
-        ),
-        Operation("DELETE", "/drain", these.stop_draining, answer=Drain, summary="Take jobs again"),
-        Operation(
-            "GET",
-            "/metrics",
-            these.metrics,
-            answer=str,
-            answer_type="text/plain",
-            summary="Metrics for Prometheus",
-            description="Those of the engine: jobs by state, workers, requests.",
-        ),
-    )
+        OpenAPI 3.1, made from the same table as the server's own routes.
+        """
+        return await get_openapi(call)
+
+    @route("GET /docs", answer=str, answer_type="text/html")
+    async def get_docs(self, call: Call) -> Reply:
+        """Read this document."""
+        return await get_docs(call)

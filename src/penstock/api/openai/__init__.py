@@ -7,16 +7,16 @@ does, as for every other API.
 
 from __future__ import annotations
 
-from penstock.api.openai import batches, messages, models, responses
+from penstock.api.openai import batches, models, responses
 from penstock.api.openai.endpoints import MODEL_ENDPOINTS
-from penstock.api.openai.errors import problem_reply
+from penstock.api.openai.errors import OpenAiError, problem_reply
+from penstock.api.openai.messages import create_message
+from penstock.api.operation import routes_of
 
+_ENDPOINTS = (*MODEL_ENDPOINTS, responses.create_response, create_message)
 OPERATIONS = (
-    *(one.operation() for one in MODEL_ENDPOINTS),
-    *responses.OPERATIONS,
-    *messages.OPERATIONS,
-    *models.OPERATIONS,
-    *batches.OPERATIONS,
+    *(one.operation() for one in _ENDPOINTS),
+    *routes_of(responses, models, batches, problem=problem_reply, problem_kind=OpenAiError),
 )
 
 __all__ = ["OPERATIONS", "problem_reply"]

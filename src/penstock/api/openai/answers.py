@@ -13,12 +13,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from penstock.api.openai.requests import ChatBody, CompletionBody, EmbeddingBody
+from penstock.api.openai.requests import ChatBody, CompletionBody
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.llm.values import (
     Choice,
-    EmbeddingResult,
-    LlmResult,
     TokenLogprob,
     ToolCall,
     Usage,
@@ -186,18 +184,7 @@ class JobOrigin(Struct, frozen=True):
         return int(self.accepted_at)
 
 
-def chat_completion(body: ChatBody, origin: JobOrigin, result: LlmResult) -> ChatCompletion:
-    return ChatCompletion(
-        id=f"chatcmpl-{origin.job_id}",
-        created=origin.created,
-        model=origin.model,
-        choices=tuple(_chat_choice(body, *numbered) for numbered in enumerate(result.choices)),
-        usage=TokenUsage.of(result.usage),
-        system_fingerprint=result.engine,
-    )
-
-
-def _chat_choice(body: ChatBody, index: int, choice: Choice) -> ChatChoice:
+def chat_choice(body: ChatBody, index: int, choice: Choice) -> ChatChoice:
     calls = tool_calls_of(body, choice)
     message = ChatMessage(
         content=choice.text if choice.text or not calls else None,
@@ -228,18 +215,7 @@ def chat_logprobs(tokens: tuple[TokenLogprob, ...] | None) -> ChatLogprobs:
     return ChatLogprobs(tokens or ())
 
 
-def text_completion(body: CompletionBody, origin: JobOrigin, result: LlmResult) -> TextCompletion:
-    return TextCompletion(
-        id=f"cmpl-{origin.job_id}",
-        created=origin.created,
-        model=origin.model,
-        choices=tuple(_text_choice(body, *numbered) for numbered in enumerate(result.choices)),
-        usage=TokenUsage.of(result.usage),
-        system_fingerprint=result.engine,
-    )
-
-
-def _text_choice(body: CompletionBody, index: int, choice: Choice) -> TextChoice:
+def text_choice(body: CompletionBody, index: int, choice: Choice) -> TextChoice:
     told = None if body.logprobs is None else legacy_logprobs(choice.logprobs or ())
     return TextChoice(
         text=echoed(body, index) + choice.text,
@@ -266,22 +242,6 @@ def legacy_logprobs(tokens: Iterable[TokenLogprob], offset: int = 0) -> LegacyLo
         token_logprobs=tuple(one.logprob for one in tokens),
         top_logprobs=tuple({top.token: top.logprob for top in one.top_logprobs} for one in tokens),
         text_offset=tuple(ends)[:-1],
-    )
-
-
-def embedding_list(
-    body: EmbeddingBody, origin: JobOrigin, result: EmbeddingResult
-) -> EmbeddingList:
-    """Raises InvalidRequest where more dimensions were asked for than the model has."""
-    in_bytes = body.encoding_format == "base64"
-    vectors = [shortened(vector, body.dimensions) for vector in result.vectors]
-    return EmbeddingList(
-        data=tuple(
-            EmbeddingVector(index=index, embedding=as_base64(vector) if in_bytes else vector)
-            for index, vector in enumerate(vectors)
-        ),
-        model=origin.model,
-        usage=EmbeddingUsage(result.usage.prompt_tokens, result.usage.prompt_tokens),
     )
 
 

@@ -11,10 +11,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from penstock.api.decoding import decoder
 from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.endpoints import BATCHED
-from penstock.api.openai.errors import ModelNotFound, OpenAiError, OpenAiOperation, tell
+from penstock.api.openai.errors import ModelNotFound, OpenAiError, tell
 from penstock.api.openai.form import FORM, read_form
 from penstock.api.openai.images import refuse_urls
 from penstock.api.openai.requests import Generating, read_request
+from penstock.api.operation import route
 from penstock.api.ranges import download
 from penstock.api.reply import AnyReply, Reply, encode, json_reply
 from penstock.core.errors import InvalidRequest, PenstockError, UnknownTopic
@@ -105,7 +106,20 @@ class FileQuery(Struct, frozen=True):
     order: Literal["asc", "desc"] = "desc"
 
 
+@route(
+    "POST /v1/files",
+    role=KeyRole.SUBMIT,
+    body=FileForm,
+    body_type=FORM,
+    large=True,
+    answer=FileObject,
+    refusals=(404,),
+)
 async def create_file(call: Call) -> Reply:
+    """Upload a file for a batch.
+
+    Of any size up to the setting `openai.max_file`; it is written as it comes.
+    """
     upload = FileUpload(call.api.batches)
     try:
         form = await read_form(call, FileForm, upload.write)
@@ -119,7 +133,9 @@ async def create_file(call: Call) -> Reply:
     return json_reply(FileObject.of(file))
 
 
+@route("GET /v1/files", query=FileQuery, answer=FileList, refusals=(404,))
 async def list_files(call: Call) -> Reply:
+    """List files, newest first."""
     query = call.query(FileQuery)
     limit = query.limit
     found = await call.api.batches.files(
@@ -133,18 +149,41 @@ async def list_files(call: Call) -> Reply:
     return json_reply(FileList.of([*map(FileObject.of, found)], limit))
 
 
+@route("GET /v1/files/{file_id}", answer=FileObject, refusals=(404,))
 async def get_file(call: Call) -> Reply:
+    """Get a file's record."""
     return json_reply(FileObject.of(await call.api.batches.file(call.params["file_id"])))
 
 
+@route(
+    "GET /v1/files/{file_id}/content",
+    answer=bytes,
+    answer_type=_LINES,
+    others={206: bytes, 304: None},
+    refusals=(404, 416),
+)
 async def get_file_content(call: Call) -> AnyReply:
+    """Download a file.
+
+    Whole, or in parts with `Range`.
+    """
     file = await call.api.batches.file(call.params["file_id"])
     etag = b'"%b-%d"' % (file.id.encode(), int(file.created_at * 1e6))
     headers = ((b"content-type", _LINES.encode()), (b"content-disposition", b"attachment"))
     return download(call, file.bytes, etag, headers, partial(call.api.batches.read_file, file.id))
 
 
+@route(
+    "DELETE /v1/files/{file_id}",
+    role=KeyRole.SUBMIT,
+    answer=FileDeleted,
+    refusals=(404, 409),
+)
 async def delete_file(call: Call) -> Reply:
+    """Delete a file.
+
+    Not while it is the input of a batch that has not ended.
+    """
     file_id = call.params["file_id"]
     await call.api.batches.delete_file(file_id)
     return json_reply(FileDeleted(id=file_id))
@@ -226,7 +265,20 @@ class BatchQuery(Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
+@route(
+    "POST /v1/batches",
+    role=KeyRole.SUBMIT,
+    body=BatchBody,
+    answer=BatchObject,
+    refusals=(404,),
+)
 async def create_batch(call: Call) -> Reply:
+    """Have the requests of a file answered.
+
+    Each line becomes a job. A batch is durable: it survives any restart, is taken up where it
+    stood, and no line is lost or answered twice. A wrong line fails it before anything is
+    submitted, and `errors` names the line.
+    """
     body = await call.json(BatchBody)
     kept = body.output_expires_after
     batch = await call.api.batches.create(
@@ -239,17 +291,34 @@ async def create_batch(call: Call) -> Reply:
     return json_reply(BatchObject.of(batch))
 
 
+@route("GET /v1/batches", query=BatchQuery, answer=BatchList, refusals=(404,))
 async def list_batches(call: Call) -> Reply:
+    """List batches, newest first."""
     query = call.query(BatchQuery)
     found = await call.api.batches.list(PageQuery(after=query.after, limit=query.limit + 1))
     return json_reply(BatchList.of([*map(BatchObject.of, found)], query.limit))
 
 
+@route("GET /v1/batches/{batch_id}", answer=BatchObject, refusals=(404,))
 async def get_batch(call: Call) -> Reply:
+    """Get a batch.
+
+    With how many of its requests have been answered, and its files in the end.
+    """
     return json_reply(BatchObject.of(await call.api.batches.get(call.params["batch_id"])))
 
 
+@route(
+    "POST /v1/batches/{batch_id}/cancel",
+    role=KeyRole.SUBMIT,
+    answer=BatchObject,
+    refusals=(404, 409),
+)
 async def cancel_batch(call: Call) -> Reply:
+    """Cancel a batch.
+
+    What runs is ended; what was answered is in its files.
+    """
     return json_reply(BatchObject.of(await call.api.batches.cancel(call.params["batch_id"])))
 
 
@@ -290,101 +359,3 @@ class OpenAiBatchFormat:
             error = ModelNotFound(error.problem)
         refusal = tell(error)
         return refusal.status, encode(OpenAiError(refusal.fault))
-
-
-OPERATIONS = (
-    OpenAiOperation(
-        "POST",
-        "/v1/files",
-        create_file,
-        role=KeyRole.SUBMIT,
-        body=FileForm,
-        body_type=FORM,
-        large=True,
-        answer=FileObject,
-        refusals=(404,),
-        summary="Upload a file for a batch",
-        description="Of any size up to the setting `openai.max_file`; it is written as it comes.",
-    ),
-    OpenAiOperation(
-        "GET",
-        "/v1/files",
-        list_files,
-        query=FileQuery,
-        answer=FileList,
-        refusals=(404,),
-        summary="List files, newest first",
-    ),
-    OpenAiOperation(
-        "GET",
-        "/v1/files/{file_id}",
-        get_file,
-        answer=FileObject,
-        refusals=(404,),
-        summary="Get a file's record",
-    ),
-    OpenAiOperation(
-        "GET",
-        "/v1/files/{file_id}/content",
-        get_file_content,
-        answer=bytes,
-        answer_type=_LINES,
-        others={206: bytes, 304: None},
-        refusals=(404, 416),
-        summary="Download a file",
-        description="Whole, or in parts with `Range`.",
-    ),
-    OpenAiOperation(
-        "DELETE",
-        "/v1/files/{file_id}",
-        delete_file,
-        role=KeyRole.SUBMIT,
-        answer=FileDeleted,
-        refusals=(404, 409),
-        summary="Delete a file",
-        description="Not while it is the input of a batch that has not ended.",
-    ),
-    OpenAiOperation(
-        "POST",
-        "/v1/batches",
-        create_batch,
-        role=KeyRole.SUBMIT,
-        body=BatchBody,
-        answer=BatchObject,
-        refusals=(404,),
-        summary="Have the requests of a file answered",
-        description=(
-            "Each line becomes a job. A batch is durable: it survives any restart, is taken up "
-            "where it stood, and no line is lost or answered twice. A wrong line fails it before "
-            "anything is submitted, and `errors` names the line."
-        ),
-    ),
-    OpenAiOperation(
-        "GET",
-        "/v1/batches",
-        list_batches,
-        query=BatchQuery,
-        answer=BatchList,
-        refusals=(404,),
-        summary="List batches, newest first",
-    ),
-    OpenAiOperation(
-        "GET",
-        "/v1/batches/{batch_id}",
-        get_batch,
-        answer=BatchObject,
-        refusals=(404,),
-        summary="Get a batch",
-        description="With how many of its requests have been answered, and its files in the end.",
-    ),
-    OpenAiOperation(
-        "POST",
-        "/v1/batches/{batch_id}/cancel",
-        cancel_batch,
-        role=KeyRole.SUBMIT,
-        answer=BatchObject,
-        refusals=(404, 409),
-        summary="Cancel a batch",
-        description="What runs is ended; what was answered is in its files.",
-    ),
-)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -14,11 +14,14 @@ from penstock.api.openai.answers import (
     ChatCompletion,
     EmbeddingList,
     EmbeddingUsage,
+    EmbeddingVector,
     JobOrigin,
     TextCompletion,
-    chat_completion,
-    embedding_list,
-    text_completion,
+    TokenUsage,
+    as_base64,
+    chat_choice,
+    shortened,
+    text_choice,
 )
 from penstock.api.openai.errors import OpenAiError, job_headers, problem_reply
 from penstock.api.openai.form import FORM, read_form
@@ -70,11 +73,9 @@ _MOST_VECTORS = 16
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """One way to ask a model."""
+    """One way to ask a model; made by `endpoint`."""
 
     path: str
-    name: str
-    """Of the operation."""
     body: type[Any]
     body_type: str = "application/json"
     read: Callable[[Call], Awaitable[Parsed]] | None = None
@@ -85,7 +86,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     """Completes a request with what only the engine knows."""
     labels: Callable[[Any], Mapping[str, str]] | None = None
     """Labels of its job, besides those that the body has."""
-    result: type[LlmResult | EmbeddingResult | TokenizeResult] = LlmResult
+    result: type[LlmResult | EmbeddingResult | TokenizeResult]
     """What its job ends with."""
     answer: Any
     """What it answers with, for the documentation."""
@@ -98,19 +99,18 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     """Whether the body may be as large as an upload, as one with images."""
     problem: ProblemReply = problem_reply
     problem_kind: type[Struct] = OpenAiError
-    summary: str
-    description: str = ""
 
     def operation(self) -> Operation:
         async def handle(call: Call) -> AnyReply:
             parsed = await (call.json(self.body) if self.read is None else self.read(call))
             return await answer(call, self, parsed)
 
+        handle.__doc__ = self.whole.__doc__
         return Operation(
             "POST",
             self.path,
             handle,
-            name=self.name,
+            name=self.whole.__name__,
             role=KeyRole.SUBMIT,
             body=self.body,
             body_type=self.body_type,
@@ -122,9 +122,21 @@ class Endpoint(Struct, frozen=True, kw_only=True):
             problem=self.problem,
             problem_kind=self.problem_kind,
             pace=Pace.WAITS,
-            summary=self.summary,
-            description=self.description,
         )
+
+
+def endpoint(path: str, **fields: Any) -> Callable[[Callable[..., Any]], Endpoint]:
+    """Declare an endpoint above the function that makes its answer of a body and a result.
+
+    Its name and docstring are those of the operation, the types of its parameters and of what it
+    returns those of body, result and answer; `fields` are the others of Endpoint.
+    """
+
+    def make(whole: Callable[..., Any]) -> Endpoint:
+        body, _, result, answer = get_type_hints(whole).values()
+        return Endpoint(path=path, body=body, result=result, answer=answer, whole=whole, **fields)
+
+    return make
 
 
 async def answer(call: Call, endpoint: Endpoint, parsed: Parsed) -> AnyReply:
@@ -181,44 +193,64 @@ def _warnings(parsed: Parsed, request: LlmRequest) -> Headers:
     return ((WARNING, bytes(byte for byte in text if 32 <= byte < 127)[:1000]),)
 
 
-CHAT = Endpoint(
-    path="/v1/chat/completions",
-    name="create_chat_completion",
-    body=ChatBody,
-    answer=ChatCompletion,
-    whole=chat_completion,
-    parts=ChatStream,
-    summary="Continue a conversation",
-    description=(
-        "As OpenAI's. The request is one job, named by the header `x-penstock-job`: the same "
-        "rules, limits and journal hold as for any other. It is cancelled when the client "
-        "leaves, unless there was an `Idempotency-Key`: the same request with the same key "
-        "is answered with the same job then."
-    ),
-)
-COMPLETIONS = Endpoint(
-    path="/v1/completions",
-    name="create_completion",
-    body=CompletionBody,
-    answer=TextCompletion,
-    whole=text_completion,
-    parts=TextStream,
-    large=False,
-    summary="Continue a text",
-    description="As OpenAI's, without a chat template. One job, as for a chat.",
-)
-EMBEDDINGS = Endpoint(
-    path="/v1/embeddings",
-    name="create_embedding",
-    body=EmbeddingBody,
-    result=EmbeddingResult,
-    answer=EmbeddingList,
-    whole=embedding_list,
-    large=False,
-    summary="Turn texts into vectors",
-    description="As OpenAI's; each vector has length one. One job, as for a chat.",
-)
-BATCHED = {one.path: one for one in (CHAT, COMPLETIONS, EMBEDDINGS)}
+# -- chats, texts and vectors -------------------------------------------------------
+
+
+@endpoint("/v1/chat/completions", parts=ChatStream)
+def create_chat_completion(body: ChatBody, origin: JobOrigin, result: LlmResult) -> ChatCompletion:
+    """Continue a conversation.
+
+    As OpenAI's. The request is one job, named by the header `x-penstock-job`: the same rules,
+    limits and journal hold as for any other. It is cancelled when the client leaves, unless there
+    was an `Idempotency-Key`: the same request with the same key is answered with the same job then.
+    """
+    return ChatCompletion(
+        id=f"chatcmpl-{origin.job_id}",
+        created=origin.created,
+        model=origin.model,
+        choices=tuple(chat_choice(body, *numbered) for numbered in enumerate(result.choices)),
+        usage=TokenUsage.of(result.usage),
+        system_fingerprint=result.engine,
+    )
+
+
+@endpoint("/v1/completions", parts=TextStream, large=False)
+def create_completion(body: CompletionBody, origin: JobOrigin, result: LlmResult) -> TextCompletion:
+    """Continue a text.
+
+    As OpenAI's, without a chat template. One job, as for a chat.
+    """
+    return TextCompletion(
+        id=f"cmpl-{origin.job_id}",
+        created=origin.created,
+        model=origin.model,
+        choices=tuple(text_choice(body, *numbered) for numbered in enumerate(result.choices)),
+        usage=TokenUsage.of(result.usage),
+        system_fingerprint=result.engine,
+    )
+
+
+@endpoint("/v1/embeddings", large=False)
+def create_embedding(
+    body: EmbeddingBody, origin: JobOrigin, result: EmbeddingResult
+) -> EmbeddingList:
+    """Turn texts into vectors.
+
+    As OpenAI's; each vector has length one. One job, as for a chat.
+    """
+    in_bytes = body.encoding_format == "base64"
+    vectors = [shortened(vector, body.dimensions) for vector in result.vectors]
+    return EmbeddingList(
+        data=tuple(
+            EmbeddingVector(index=index, embedding=as_base64(vector) if in_bytes else vector)
+            for index, vector in enumerate(vectors)
+        ),
+        model=origin.model,
+        usage=EmbeddingUsage(result.usage.prompt_tokens, result.usage.prompt_tokens),
+    )
+
+
+BATCHED = {one.path: one for one in (create_chat_completion, create_completion, create_embedding)}
 """Endpoints that a batch can have."""
 
 
@@ -269,7 +301,12 @@ def _document_text(document: str | RerankDocument) -> str:
     return document if isinstance(document, str) else document.text
 
 
-def rerank_list(body: RerankBody, origin: JobOrigin, result: EmbeddingResult) -> RerankList:
+@endpoint("/v1/rerank", request=rerank_request, large=False)
+def create_rerank(body: RerankBody, origin: JobOrigin, result: EmbeddingResult) -> RerankList:
+    """Sort documents by relevance to a query.
+
+    By the cosine similarity of the model's embeddings. One job, as for a chat.
+    """
     query, *documents = result.vectors
     scores = [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -289,20 +326,6 @@ def rerank_list(body: RerankBody, origin: JobOrigin, result: EmbeddingResult) ->
         ),
         usage=EmbeddingUsage(used, used),
     )
-
-
-RERANK = Endpoint(
-    path="/v1/rerank",
-    name="create_rerank",
-    body=RerankBody,
-    request=rerank_request,
-    result=EmbeddingResult,
-    answer=RerankList,
-    whole=rerank_list,
-    large=False,
-    summary="Sort documents by relevance to a query",
-    description="By the cosine similarity of the model's embeddings. One job, as for a chat.",
-)
 
 
 # -- tokens: the shapes of llama.cpp's server and of vLLM at once -------------------
@@ -363,9 +386,12 @@ def tokenize_request(body: TokenizeBody, options: Mapping[str, Any]) -> Tokenize
     return TokenizeRequest(text=text, add_special=bool(special), parse_special=body.parse_special)
 
 
-def tokenize_answer(
-    body: TokenizeBody, origin: JobOrigin, result: TokenizeResult
-) -> TokenizeAnswer:
+@endpoint("/tokenize", request=tokenize_request, large=False)
+def tokenize(body: TokenizeBody, origin: JobOrigin, result: TokenizeResult) -> TokenizeAnswer:
+    """Turn a text or a conversation into tokens.
+
+    As llama.cpp's server and vLLM have it. One job, as for a chat.
+    """
     return TokenizeAnswer(tokens=result.tokens, count=len(result.tokens), model=origin.model)
 
 
@@ -373,36 +399,13 @@ def detokenize_request(body: DetokenizeBody, options: Mapping[str, Any]) -> Toke
     return TokenizeRequest(tokens=body.tokens)
 
 
-def detokenize_answer(
-    body: DetokenizeBody, origin: JobOrigin, result: TokenizeResult
-) -> DetokenizeAnswer:
+@endpoint("/detokenize", request=detokenize_request, large=False)
+def detokenize(body: DetokenizeBody, origin: JobOrigin, result: TokenizeResult) -> DetokenizeAnswer:
+    """Turn tokens into text.
+
+    As llama.cpp's server and vLLM have it. One job, as for a chat.
+    """
     return DetokenizeAnswer(content=result.text, prompt=result.text, model=origin.model)
-
-
-TOKENIZE = Endpoint(
-    path="/tokenize",
-    name="tokenize",
-    body=TokenizeBody,
-    request=tokenize_request,
-    result=TokenizeResult,
-    answer=TokenizeAnswer,
-    whole=tokenize_answer,
-    large=False,
-    summary="Turn a text or a conversation into tokens",
-    description="As llama.cpp's server and vLLM have it. One job, as for a chat.",
-)
-DETOKENIZE = Endpoint(
-    path="/detokenize",
-    name="detokenize",
-    body=DetokenizeBody,
-    request=detokenize_request,
-    result=TokenizeResult,
-    answer=DetokenizeAnswer,
-    whole=detokenize_answer,
-    large=False,
-    summary="Turn tokens into text",
-    description="As llama.cpp's server and vLLM have it. One job, as for a chat.",
-)
 
 
 # -- recordings: a chat, as in llama.cpp's server, that is told to transcribe -------
@@ -445,10 +448,6 @@ def transcription_request(body: TranscriptionForm, options: Mapping[str, Any]) -
     )
 
 
-def transcription(body: TranscriptionForm, origin: JobOrigin, result: LlmResult) -> Transcription:
-    return Transcription(result.choices[0].text)
-
-
 async def read_transcription(call: Call) -> Parsed:
     data = bytearray()
     most = call.services.options.max_upload // 4 * 3 - (64 << 10)  # as base64 it is longer
@@ -465,16 +464,23 @@ async def read_transcription(call: Call) -> Parsed:
     return Parsed(body, {"data": bytes(data)})
 
 
-TRANSCRIPTIONS = Endpoint(
-    path="/v1/audio/transcriptions",
-    name="create_transcription",
-    body=TranscriptionForm,
+@endpoint(
+    "/v1/audio/transcriptions",
     body_type=FORM,
     read=read_transcription,
     request=transcription_request,
-    answer=Transcription,
-    whole=transcription,
-    summary="Turn a recording into text",
-    description="By a model with an audio projector. One job, as for a chat.",
 )
-MODEL_ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS, RERANK, TRANSCRIPTIONS, TOKENIZE, DETOKENIZE)
+def create_transcription(
+    body: TranscriptionForm, origin: JobOrigin, result: LlmResult
+) -> Transcription:
+    """Turn a recording into text.
+
+    By a model with an audio projector. One job, as for a chat.
+    """
+    return Transcription(result.choices[0].text)
+
+
+MODEL_ENDPOINTS = (
+    *BATCHED.values(),
+    *(create_rerank, create_transcription, tokenize, detokenize),
+)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from msgspec import Struct
 
-from penstock.api.operation import NoSuchPath, Operation
+from penstock.api.operation import NoSuchPath
 from penstock.api.problems import Problem, Refused, further_headers, problem_of
 from penstock.api.reply import JSON_HEADERS, Headers, Reply, encode
 from penstock.core.errors import InvalidRequest, JobEnded, NotFound
@@ -211,7 +210,3 @@ def problem_reply(error: BaseException) -> Reply:
 
 def _sentence(detail: str, hint: str) -> str:
     return f"{detail} ({hint})" if hint else detail
-
-
-OpenAiOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)
-"""One whose errors have OpenAI's shape."""

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from penstock.api.openai.answers import JobOrigin, arguments_of
-from penstock.api.openai.endpoints import Endpoint
+from penstock.api.openai.endpoints import endpoint
 from penstock.api.openai.errors import tell
 from penstock.api.openai.requests import (
     Asking,
@@ -317,17 +317,16 @@ def problem_reply(error: BaseException) -> Reply:
     return Reply(encode(fault), status, (*JSON_HEADERS, *tell(error).headers))
 
 
-MESSAGES = Endpoint(
-    path="/v1/messages",
-    name="create_message",
-    body=MessagesBody,
+@endpoint(
+    "/v1/messages",
     request=chat_request,
-    answer=MessageObject,
-    whole=message_of,
     parts=MessageStream,
     problem=problem_reply,
     problem_kind=AnthropicError,
-    summary="Continue a conversation (Anthropic's messages)",
-    description="As Anthropic's: text, images, tools. One job, as for a chat.",
 )
-OPERATIONS = (MESSAGES.operation(),)
+def create_message(body: MessagesBody, origin: JobOrigin, result: LlmResult) -> MessageObject:
+    """Continue a conversation (Anthropic's messages).
+
+    As Anthropic's: text, images, tools. One job, as for a chat.
+    """
+    return message_of(body, origin, result)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from penstock.api.openai.errors import ModelNotFound, OpenAiOperation
+from penstock.api.openai.errors import ModelNotFound
+from penstock.api.operation import route
 from penstock.api.reply import Reply, json_reply
 from penstock.core.errors import InvalidRequest
 from penstock.ports.clock import Clock
@@ -126,29 +127,14 @@ class ModelList(Struct, frozen=True, kw_only=True):
     data: tuple[Model, ...]
 
 
+@route("GET /v1/models", answer=ModelList)
 async def list_models(call: Call) -> Reply:
+    """List the models that are served."""
     served = await call.services.models.list(call.api)
     return json_reply(ModelList(data=tuple(map(Model.of, served))))
 
 
+@route("GET /v1/models/{model}", answer=Model, refusals=(404,))
 async def get_model(call: Call) -> Reply:
+    """Get a model."""
     return json_reply(Model.of(await find_model(call, call.params["model"])))
-
-
-OPERATIONS = (
-    OpenAiOperation(
-        "GET",
-        "/v1/models",
-        list_models,
-        answer=ModelList,
-        summary="List the models that are served",
-    ),
-    OpenAiOperation(
-        "GET",
-        "/v1/models/{model}",
-        get_model,
-        answer=Model,
-        refusals=(404,),
-        summary="Get a model",
-    ),
-)

@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.api.openai.answers import JobOrigin
-from penstock.api.openai.endpoints import Endpoint
-from penstock.api.openai.errors import OpenAiOperation, Unanswered, tell
+from penstock.api.openai.endpoints import endpoint
+from penstock.api.openai.errors import Unanswered, tell
 from penstock.api.openai.model_job import payload_of, result_of
 from penstock.api.openai.requests import (
     Asking,
@@ -34,6 +34,7 @@ from penstock.api.openai.requests import (
     unsupported,
 )
 from penstock.api.openai.streams import COMMENT
+from penstock.api.operation import route
 from penstock.api.reply import EVENT_STREAM, Reply, encode, json_reply
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.core.job import Job
@@ -524,7 +525,12 @@ def _name(item: dict[str, Any]) -> str:
 # -- operations ---------------------------------------------------------------------
 
 
+@route("GET /v1/responses/{response_id}", answer=ResponseObject, refusals=(404,))
 async def get_response(call: Call) -> Reply:
+    """Get a response.
+
+    What its job has answered; for as long as the job is kept.
+    """
     job = await _job(call, call.params["response_id"])
     origin = JobOrigin(job.job_id, job.accepted_at, model_of(job.request.topic))
     body = await _body_of(call, job)
@@ -567,28 +573,16 @@ def _labels(body: ResponseBody) -> dict[str, str]:
     return labels
 
 
-RESPONSES = Endpoint(
-    path="/v1/responses",
-    name="create_response",
-    body=ResponseBody,
+@endpoint(
+    "/v1/responses",
     prepare=with_history,
     request=chat_request,
     labels=_labels,
-    answer=ResponseObject,
-    whole=response_of,
     parts=ResponseStream,
-    summary="Continue a conversation (responses)",
-    description="As OpenAI's: text, function tools, structured output. One job, as for a chat.",
 )
-OPERATIONS = (
-    RESPONSES.operation(),
-    OpenAiOperation(
-        "GET",
-        "/v1/responses/{response_id}",
-        get_response,
-        answer=ResponseObject,
-        refusals=(404,),
-        summary="Get a response",
-        description="What its job has answered; for as long as the job is kept.",
-    ),
-)
+def create_response(body: ResponseBody, origin: JobOrigin, result: LlmResult) -> ResponseObject:
+    """Continue a conversation (responses).
+
+    As OpenAI's: text, function tools, structured output. One job, as for a chat.
+    """
+    return response_of(body, origin, result)
