@@ -48,6 +48,8 @@ def untyped(value: Any) -> Any:
     return value
 
 
+penstock.conect()  # error
+testing.InMemory(app)  # error
 app.job("job.wrong", prioriti="batch")  # error
 app.job("job.wrong", priority="urgent")  # error
 app.job("job.wrong", mode="fiber")  # error
