@@ -291,6 +291,14 @@ async def async_parts(client: Client) -> None:
     await client.keys.arevoke()  # error
 
 
+def containers() -> None:
+    sort = penstock.container("alpine", "sort", memory_mb=64, user="1000:1000", network=False)
+    reveal_type(sort.run().exit_code)  # is int | None
+    penstock.container("alpine", "sort", memory="64m")  # error
+    penstock.container("alpine", pids="many")  # error
+    penstock.container("alpine", ["sort"])  # error
+
+
 def tests(engine: testing.InMemoryEngine) -> None:
     reveal_type(testing.run(fetch, "u", depth=2))  # is Page
     reveal_type(testing.run(crawl, "u"))  # is list[str]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import msgspec
 from msgspec import structs
@@ -28,12 +28,32 @@ if TYPE_CHECKING:
 
 Content = str | bytes | Path
 """A file's content, or where it is."""
-_LIMITS = frozenset(
-    {
-        *("memory_mb", "cpus", "pids", "tmp_mb", "shm_mb"),
-        *("max_output_bytes", "max_log_bytes", "max_artifact_bytes", "pull_seconds"),
-    }
-)
+
+
+class _LimitOptions(TypedDict, total=False):
+    memory_mb: float
+    cpus: float
+    pids: int
+    tmp_mb: float
+    shm_mb: float
+    max_output_bytes: int
+    max_log_bytes: int
+    max_artifact_bytes: int
+    pull_seconds: float
+
+
+class ContainerOptions(_LimitOptions, total=False):
+    """What `container` takes by name besides: limits, and fields of the protocol's `runtime`."""
+
+    entrypoint: Sequence[str]
+    user: int | str
+    workdir: str
+    network: bool | str
+    gpus: int | str
+    read_only: bool
+    runtime: str
+    mode: Literal["image", "build"]
+    build: Mapping[str, Any]
 
 
 class Ran(ContainerResult, frozen=True, kw_only=True):
@@ -156,7 +176,7 @@ def container(
     payload: Any = None,
     mounts: Mapping[str, str | Path] | None = None,
     attach: bool = False,
-    **others: Any,
+    **others: Unpack[ContainerOptions],
 ) -> Container:
     """A command in a container.
 
@@ -168,10 +188,13 @@ def container(
     (`memory_mb`, `cpus`, `pids`, `tmp_mb`, `shm_mb`, `max_output_bytes` …) and other fields of
     `runtime` (`entrypoint`, `user`, `network`, `workdir`, `gpus`, `runtime`) can be given by name.
     """
-    limits = {name: others.pop(name) for name in _LIMITS & others.keys()}
+    limits = {
+        name: value for name, value in others.items() if name in _LimitOptions.__annotations__
+    }
+    fields = {name: value for name, value in others.items() if name not in limits}
     if timeout is not None:
         limits["max_runtime_seconds"] = timeout
-    runtime: dict[str, Any] = {"image": image, "cmd": list(cmd), **others}
+    runtime: dict[str, Any] = {"image": image, "cmd": list(cmd), **fields}
     if env:
         runtime["env"] = dict(env)
     if limits:
