@@ -116,7 +116,7 @@ def alone(plan: SimpleNamespace) -> Iterator[Experiment]:
     # One small job a request, and an endpoint that does next to nothing on the same server.
     for name, server in (("plain", "plain"), ("bare", "bare"), ("submit", "penstock")):
         load = {"server": server, "seconds": plan.http_seconds, "connections": 64}
-        yield Experiment(f"http-{name}", ours("web.submitting:http_requests", **load), "http")
+        yield Experiment(f"http-{name}", ours("http_api:requests", **load), "http")
     yield Experiment("idle", ours("ours.speed:idle", seconds=plan.idle_seconds), once=True)
 
 

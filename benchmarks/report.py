@@ -189,18 +189,19 @@ def by_figure(
 ) -> str:
     """A row for each `EXPERIMENT` or `EXPERIMENT @SIDE`, a column for each figure and its form.
 
-    A figure may be the quotient of two, `FIGURE/FIGURE`, and the second another side's:
-    `FIGURE/FIGURE @SIDE`. Rows without figures are left out; if there are none, so is the table.
+    A figure may be another side's, `FIGURE @SIDE`, or the quotient of two, `FIGURE/FIGURE`. Rows
+    without figures are left out; if there are none, so is the table.
     """
 
     def value(place: str, name: str) -> float | None:
         experiment, _, side = place.partition(" @")
-        upper, _, lower = name.partition("/")
-        found = look_up(results, f"{experiment} {upper} @{side}")
-        if not lower:
-            return found
-        other = look_up(results, f"{experiment} {lower}" + ("" if "@" in lower else f" @{side}"))
-        return found / other if found is not None and other else None
+        found = [
+            look_up(results, f"{experiment} {part}" + ("" if " @" in part else f" @{side}"))
+            for part in name.split("/")
+        ]
+        if len(found) == 1 or found[0] is None:
+            return found[0]
+        return found[0] / found[1] if found[1] else None
 
     drawn = []
     for label, place in rows.items():

@@ -101,8 +101,8 @@ def test_over_http_it_finds_out_every_figure(over_http):
     one_by_one = results["requests"].values()
     assert len(one_by_one) == 4
     assert all(found["rate"] > 0 and found["cpu_us"] > 0 for found in one_by_one)
-    assert set(results["bulk"]) == {"bulk over HTTP", "bulk in process"}
-    assert {"reading", "events"} <= set(results)
+    assert set(results["bulk-20"]) == {"penstock", "engine"}
+    assert {"bulk-10", "bulk-stream", "reading", "events-1", "events-3"} <= set(results)
 
 
 @pytest.mark.timeout(120)
@@ -117,9 +117,9 @@ def test_the_dashboard_benchmark_measures_pages_and_viewers_and_judges_them(tmp_
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(figures.read_text())["results"]
-    assert results["pages"]["dashboard"]["overview p50_ms"] > 0
-    assert results["viewers"]["dashboard"]["watched"] > 0
-    assert "| 3 viewers of an idle engine: 5% of a core" in done.stdout
+    assert results["pages"]["penstock"]["overview p50_ms"] > 0
+    assert results["viewers"]["penstock"]["watched_percent"] > 0
+    assert "| 3 viewers of an idle engine, of a core" in done.stdout
 
 
 @pytest.mark.timeout(180)

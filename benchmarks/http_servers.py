@@ -1,9 +1,7 @@
-"""A server to be measured, in a process of its own: `python -m web.serve KIND FOLDER`.
+"""Servers to be measured, each in a process of its own: an engine with its HTTP API, and what is
+possible at best, an endpoint that does next to nothing, as raw ASGI on two servers.
 
-`penstock` is an engine with its HTTP API. `bare` is an endpoint that does next to nothing, as
-raw ASGI on the very server that Penstock uses, and `plain` the same on uvicorn as it comes:
-what is possible at best. FOLDER is where it keeps its data; where it
-listens stands in served.json beside it.
+Each takes the folder for its data and says where it listens and what token it wants.
 """
 
 from __future__ import annotations
@@ -11,32 +9,45 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import msgspec
 import uvicorn
+from harness import Server
 from ours.system import settings_for
-from web.served import SERVED
 
 from penstock.api.options import HttpOptions
 from penstock.api.reply import EVENT_STREAM, JSON_HEADERS
 from penstock.api.server import HttpServer
 from penstock.api.stream import entry_frame
 from penstock.app.engine import Engine
-from penstock.app.service import run_service
 from penstock.core.job import IdSource
 from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.clock import SystemClock
 from penstock.ports.store import JournalEvent
 
+PENSTOCK, BARE, PLAIN = "penstock", "bare", "plain"
 Where = tuple[str, int, str]
 """Host, port, token."""
+
+
+def aimed_at(server: Server, **load: Any) -> dict[str, Any]:
+    """What a load on this server is to be told."""
+    host, port, token = server.told
+    return {"address": (host, port), "token": token, "pid": server.pid, **load}
+
+
+def get(server: Server, path: str) -> Any:
+    host, port, token = server.told
+    headers = {"Authorization": f"Bearer {token}"}
+    with urlopen(Request(f"http://{host}:{port}{path}", headers=headers)) as reply:
+        return json.load(reply)
 
 
 class Wish(msgspec.Struct):
@@ -98,7 +109,7 @@ class Trivial:
 
 @asynccontextmanager
 async def bare(folder: Path) -> AsyncIterator[Where]:
-    """Penstock's server with another application."""
+    """Penstock's server with the trivial application."""
     server = HttpServer(None, HttpOptions(port=0), clock=SystemClock())
     server.application = Trivial()
     url = await server.start()
@@ -107,6 +118,7 @@ async def bare(folder: Path) -> AsyncIterator[Where]:
 
 @asynccontextmanager
 async def plain(folder: Path) -> AsyncIterator[Where]:
+    """Uvicorn as it comes."""
     bound = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         Trivial(), http="httptools", interface="asgi3", lifespan="off", log_config=None
@@ -119,23 +131,8 @@ async def plain(folder: Path) -> AsyncIterator[Where]:
 
 @asynccontextmanager
 async def penstock(folder: Path) -> AsyncIterator[Where]:
+    """An engine with its HTTP API."""
     settings = settings_for(folder).changed(http__listen="127.0.0.1:0")
     async with Engine(settings) as engine:
         token = settings.token_file.read_text().strip()
         yield "127.0.0.1", int(engine.url.rpartition(":")[2]), token
-
-
-KINDS = {"bare": bare, "plain": plain, "penstock": penstock}
-
-
-async def main(kind: str, folder: Path) -> None:
-    """Serve until the process is ended."""
-    async with KINDS[kind](folder) as where:
-        told = folder.parent / f"{SERVED}.new"
-        told.write_text(json.dumps(where))
-        told.rename(folder.parent / SERVED)
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    run_service(main(sys.argv[1], Path(sys.argv[2])))
