@@ -20,7 +20,7 @@ from penstock.workloads.llm.values import Completion, CompletionRequest, Samplin
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.node import TICK, Node
 from penstock.workloads.pipes.routes import Route
-from penstock.workloads.pipes.wire.frames import Kind
+from penstock.workloads.pipes.wire.messages import Kind
 
 
 class Clocks:

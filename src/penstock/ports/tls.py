@@ -6,6 +6,7 @@ a connection can be ended during its handshake, and both loops behave the same.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import hashlib
 import os
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -86,6 +87,152 @@ class Tls:
     def peer(self) -> bytes | None:
         """The peer's certificate (DER), which was verified; None if it has shown none."""
         return self._tls.getpeercert(binary_form=True)
+
+
+PEER_CERTIFICATE = "peer_certificate"
+"""What `get_extra_info` of a SecureTransport calls it: DER, or None."""
+_READ = 256 << 10
+_PIECE = 256 << 10
+"""How much of a large message is encrypted before it is handed on."""
+_LINGER = 1.0
+"""Seconds in which the peer of a failed connection can read why."""
+
+
+class SecureTransport(asyncio.Protocol):
+    """TLS between a socket and a protocol: to the socket it is the protocol, to that the transport.
+
+    The protocol is connected from the start, so that it can end the handshake; it must not write
+    before `secured`.
+    """
+
+    def __init__(self, protocol: asyncio.Protocol, tls: Tls, *, server_side: bool) -> None:
+        self._protocol, self._tls, self._server_side = protocol, tls, server_side
+        self._raw: asyncio.Transport | None = None
+        self._buffer = memoryview(bytearray(_READ))
+        self._is_finished = False
+        """Whether nothing more is read or written."""
+        self._is_over = False
+        self._loop = asyncio.get_running_loop()
+        self.secured: asyncio.Future[None] = self._loop.create_future()
+        """Done when the handshake is over; the error if it failed."""
+        self.gone = asyncio.Event()
+        """Set when the socket is closed: after a failure, a moment later than the protocol is told
+        of it."""
+
+    @property
+    def is_secured(self) -> bool:
+        return self._tls.ready
+
+    # -- what the socket's transport calls -----------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._raw = cast(asyncio.Transport, transport)
+        self._protocol.connection_made(cast(asyncio.Transport, self))
+        if not self._server_side:
+            self._tls.shake()
+            self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_finished:
+            return  # read only so that the peer gets to what it was told
+        try:
+            self._tls.feed(data)
+            if not self._tls.ready:
+                is_ready = self._tls.shake()
+                self._flush()
+                if not is_ready:
+                    return
+                if not self.secured.done():
+                    self.secured.set_result(None)
+            while not self.is_closing() and (count := self._tls.read(self._buffer)):
+                self._protocol.data_received(bytes(self._buffer[:count]))
+        except ssl.SSLError as error:
+            self._fail(error)
+        else:
+            if self._tls.over:
+                self.close()
+
+    def _fail(self, error: ssl.SSLError) -> None:
+        """The peer is told, and has a moment to read it."""
+        self._flush()
+        self._end(error)
+        self._half_close()
+        if self._raw is not None:
+            self._loop.call_later(_LINGER, self._raw.abort)
+
+    def _end(self, error: Exception | None) -> None:
+        """The protocol is told, once."""
+        if self._is_over:
+            return
+        self._is_over = self._is_finished = True
+        if not self.secured.done():
+            self.secured.set_exception(error or ConnectionError("end of stream"))
+            self.secured.exception()  # perhaps nobody waits for it
+        self._protocol.connection_lost(error)
+
+    def _half_close(self) -> None:
+        if self._raw is not None:
+            with suppress(OSError, RuntimeError):
+                self._raw.write_eof()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set()
+        self._end(error)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def _flush(self) -> None:
+        if self._raw is not None and (data := self._tls.take()):
+            self._raw.write(data)
+
+    # -- what the protocol calls ---------------------------------------------------------------
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE):
+            self._tls.write(view[start : start + _PIECE])
+            self._flush()
+
+    def is_closing(self) -> bool:
+        return self._is_finished or self._raw is None or self._raw.is_closing()
+
+    def close(self) -> None:
+        if self._raw is not None and not self._raw.is_closing():
+            if self._tls.ready:
+                self._tls.finish()
+                self._flush()
+            self._raw.close()
+
+    def finish(self) -> None:
+        """Nothing more is written. The socket is left open for the peer to read what was, and to
+        close it: closed with bytes unread, the system would drop what is still under way."""
+        self._is_finished = True
+        self._tls.finish()
+        self._flush()
+        self._half_close()
+
+    def abort(self) -> None:
+        if self._raw is not None:
+            self._raw.abort()
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._raw is None else self._raw.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        if self._raw is not None:
+            self._raw.set_write_buffer_limits(high=high)
+
+    def get_extra_info(self, name: str) -> Any:
+        if name == PEER_CERTIFICATE:
+            return self._tls.peer if self._tls.ready else None
+        return None if self._raw is None else self._raw.get_extra_info(name)
 
 
 def tls_context(protocol: int) -> ssl.SSLContext:

@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.workloads.pipes.wire.address import parse
-from penstock.workloads.pipes.wire.connection import Connection, head_of
-from penstock.workloads.pipes.wire.endpoints import Listener, connect, listen
-from penstock.workloads.pipes.wire.frames import Counters, Kind
-from penstock.workloads.pipes.wire.identity import Identity, new_key
-from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode
+from penstock.workloads.pipes.wire.connection import (
+    Admit,
+    Connection,
+    Listener,
+    Terms,
+    connect,
+    head_of,
+    listen,
+)
+from penstock.workloads.pipes.wire.identity import Identity, new_key, parse
+from penstock.workloads.pipes.wire.messages import Bye, Counters, Hello, Kind, decode, encode
 
 KEY = new_key()
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -32,6 +37,11 @@ def identity(node_id: str, key: str = KEY) -> Identity:
 
 def hello(node_id: str, **fields: Any) -> Hello:
     return Hello(node_id=node_id, boot="boot", **fields)
+
+
+def patient(**terms: Any) -> Terms:
+    """A machine may be slow: only who wants a deadline to pass gives a short one."""
+    return Terms(**{"handshake": 20.0, **terms})
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -49,7 +59,7 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 
         with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
             runner.run(watched())
-        assert unhandled == []
+        assert unhandled == [], unhandled
 
     # pytest reads the signature to know which fixtures are wanted.
     import inspect
@@ -102,12 +112,16 @@ class Here:
         self.handlers = [noted]
 
     async def dial(
-        self, node_id: str = "there", noted: Noted | None = None, **more: Any
+        self,
+        node_id: str = "there",
+        noted: Noted | None = None,
+        admit: Admit | None = None,
+        **terms: Any,
     ) -> Connection:
-        terms: dict[str, Any] = {"timeout": 20.0, **more}
         noted = noted or Noted()
         self.handlers.append(noted)
-        return await connect(self.address, identity(node_id), hello(node_id), noted, **terms)
+        ends = (identity(node_id), hello(node_id), noted)
+        return await connect(self.address, *ends, admit=admit, terms=patient(**terms))
 
     async def counted(self, what: str, times: int = 1) -> None:
         """Waits for it: who is refused may know it before the one who counts."""
@@ -117,10 +131,12 @@ class Here:
 
 
 @asynccontextmanager
-async def here(noted: Noted | None = None, **more: Any) -> AsyncIterator[Here]:
+async def here(
+    noted: Noted | None = None, admit: Admit | None = None, **terms: Any
+) -> AsyncIterator[Here]:
     noted, counters = noted or Noted(), Watched()
-    terms: dict[str, Any] = {"timeout": 20.0, "counters": counters, **more}
-    listener = await listen("127.0.0.1:0", identity("here"), hello("here"), noted, **terms)
+    ends = (identity("here"), hello("here"), noted)
+    listener = await listen("127.0.0.1:0", *ends, patient(**terms), counters, admit)
     node = Here(listener, noted, counters)
     try:
         yield node

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord
-from penstock.workloads.pipes.wire.frames import Kind
 from penstock.workloads.pipes.wire.identity import Identity, new_key
+from penstock.workloads.pipes.wire.messages import Kind
 
 KEY = new_key()
 

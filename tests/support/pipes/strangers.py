@@ -22,18 +22,19 @@ from penstock.workloads.pipes.net.records import (
 )
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps, unpack_steps
 from penstock.workloads.pipes.node import Node
-from penstock.workloads.pipes.wire.address import parse
 from penstock.workloads.pipes.wire.connection import Splitter
-from penstock.workloads.pipes.wire.frames import HELLO_LIMITS, Kind, limits
-from penstock.workloads.pipes.wire.identity import Identity
+from penstock.workloads.pipes.wire.identity import Identity, parse
 from penstock.workloads.pipes.wire.messages import (
+    HELLO_LIMITS,
     Hello,
+    Kind,
     Message,
     Open,
     Opened,
     decode,
     encode,
     kind_of,
+    limits,
 )
 
 T = TypeVar("T", bound=Message)
@@ -135,12 +136,8 @@ class Stranger:
         splitter = Splitter({**limits(), **HELLO_LIMITS})
         try:
             while data := await reader.read(1 << 16):
-                while data:
-                    buffer = splitter.get_buffer()
-                    count = min(len(buffer), len(data))
-                    buffer[:count], data = data[:count], data[count:]
-                    for kind, payload in splitter.written(count):
-                        self._take(sender, kind, payload)
+                for kind, payload in splitter.feed(data):
+                    self._take(sender, kind, payload)
         except OSError:
             pass
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.endpoints import listen
-from penstock.workloads.pipes.wire.frames import Kind
+from penstock.workloads.pipes.wire.connection import Connection, Terms, listen
 from penstock.workloads.pipes.wire.identity import Identity
-from penstock.workloads.pipes.wire.messages import Hello
+from penstock.workloads.pipes.wire.messages import Hello, Kind
 
 
 class Echo:
@@ -25,7 +23,7 @@ class Echo:
 
 async def main(key: str) -> None:
     identity, hello = Identity.make(key, "child"), Hello(node_id="child", boot="boot")
-    listener = await listen("127.0.0.1:0", identity, hello, Echo(), ping=0.2, silence=60.0)
+    listener = await listen("127.0.0.1:0", identity, hello, Echo(), Terms(ping=0.2, silence=60.0))
     print(listener.address, flush=True)
     await asyncio.Event().wait()
 

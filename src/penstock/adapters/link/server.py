@@ -54,7 +54,7 @@ from penstock.adapters.link.frames import (
     negotiated,
 )
 from penstock.adapters.link.proxy import BLOBS, RENEW, STATE
-from penstock.adapters.link.secure import PEER_CERTIFICATE, SecureTransport, reason_of
+from penstock.adapters.link.secure import reason_of
 from penstock.core.errors import (
     InvalidRequest,
     NotAuthenticated,
@@ -81,7 +81,7 @@ from penstock.ports.bus import (
 from penstock.ports.engine_api import OWNER, PARTS, Caller, KeyRole
 from penstock.ports.process import ENGINE_TIMEOUT, bind_unix, close_in_children, fileno_of
 from penstock.ports.shared_state import SharedState
-from penstock.ports.tls import Tls
+from penstock.ports.tls import PEER_CERTIFICATE, SecureTransport, Tls
 
 log = logging.getLogger(__name__)
 

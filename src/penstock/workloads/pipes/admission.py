@@ -19,8 +19,7 @@ from penstock.workloads.pipes.job import ComputeStep, Hop, Job, JobTable
 from penstock.workloads.pipes.model.cache import CacheFull, JobCache, KvPool
 from penstock.workloads.pipes.pipe import Outbox, Pipe
 from penstock.workloads.pipes.routes import check_hops
-from penstock.workloads.pipes.wire.frames import Refused
-from penstock.workloads.pipes.wire.messages import End, Open, Opened
+from penstock.workloads.pipes.wire.messages import End, Open, Opened, Refused
 
 if TYPE_CHECKING:
     from penstock.workloads.pipes.llm_model import LlmModel

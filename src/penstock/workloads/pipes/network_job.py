@@ -26,7 +26,7 @@ import torch
 
 from penstock.workloads.pipes.job import ComputeStep, Job, JobTime
 from penstock.workloads.pipes.model.wire_format import encoded, from_bytes, row_bytes, width_of
-from penstock.workloads.pipes.wire.frames import BadFrame, Refused
+from penstock.workloads.pipes.wire.messages import BadFrame, Refused
 
 VERSION = 1
 HASH_BYTES = 16

@@ -57,18 +57,22 @@ from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.room import Room, room
 from penstock.workloads.pipes.weights.source import Source, architecture_of, naming, open_source
-from penstock.workloads.pipes.wire.frames import MAX_STEPS, Counters, Kind, Refused, steps_limit
 from penstock.workloads.pipes.wire.identity import Identity
 from penstock.workloads.pipes.wire.messages import (
+    MAX_STEPS,
     Acked,
+    Counters,
     End,
     Failed,
+    Kind,
     Message,
     Open,
     Opened,
+    Refused,
     decode,
     encode,
     kind_of,
+    steps_limit,
 )
 
 log = logging.getLogger(__name__)

@@ -46,8 +46,7 @@ from penstock.workloads.pipes.routes import NoRoute, Route
 from penstock.workloads.pipes.text.constraint import is_constrained
 from penstock.workloads.pipes.text.speculation import Lookup, Speculation, StepTimes
 from penstock.workloads.pipes.text.tokenizing import Text
-from penstock.workloads.pipes.wire.frames import Refused
-from penstock.workloads.pipes.wire.messages import Acked, End, Open, Opened
+from penstock.workloads.pipes.wire.messages import Acked, End, Open, Opened, Refused
 
 if TYPE_CHECKING:
     import torch

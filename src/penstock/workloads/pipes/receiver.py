@@ -21,7 +21,7 @@ from penstock.workloads.pipes.job import ComputeStep, Job, JobContext, JobTable
 from penstock.workloads.pipes.network_job import NetworkJob, finite, unpack_steps
 from penstock.workloads.pipes.processor import JobProcessor
 from penstock.workloads.pipes.scheduler import PassScheduler
-from penstock.workloads.pipes.wire.frames import BadFrame, Refused
+from penstock.workloads.pipes.wire.messages import BadFrame, Refused
 
 log = logging.getLogger(__name__)
 

@@ -42,9 +42,7 @@ from penstock.workloads.pipes.job import ComputeStep, Hop
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Route
-from penstock.workloads.pipes.wire.connection import NotConnected
-from penstock.workloads.pipes.wire.endpoints import connect
-from penstock.workloads.pipes.wire.frames import Kind
+from penstock.workloads.pipes.wire.connection import NotConnected, connect
 from penstock.workloads.pipes.wire.identity import Identity, new_key
 from penstock.workloads.pipes.wire.messages import (
     Acked,
@@ -52,6 +50,7 @@ from penstock.workloads.pipes.wire.messages import (
     End,
     Failed,
     Hello,
+    Kind,
     Open,
     Opened,
 )

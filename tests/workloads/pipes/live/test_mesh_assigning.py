@@ -10,8 +10,7 @@ from penstock.testing.aio import run_async
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.net.assigning import REFUSED, Assigning
 from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, SegmentState
-from penstock.workloads.pipes.wire.frames import Kind
-from penstock.workloads.pipes.wire.messages import Assign, encode
+from penstock.workloads.pipes.wire.messages import Assign, Kind, encode
 
 LAYERS = 9
 

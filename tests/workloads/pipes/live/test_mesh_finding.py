@@ -14,8 +14,8 @@ from penstock.testing.aio import run_async
 from penstock.workloads.pipes.net import mesh as module
 from penstock.workloads.pipes.net.mesh import observe, observer_id
 from penstock.workloads.pipes.wire.connection import NotConnected
-from penstock.workloads.pipes.wire.frames import Kind, Refused
 from penstock.workloads.pipes.wire.identity import Identity, new_key
+from penstock.workloads.pipes.wire.messages import Kind, Refused
 
 
 def free_address() -> str:

@@ -13,7 +13,7 @@ from penstock.core.errors import Misconfigured
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.net import mesh as module
 from penstock.workloads.pipes.net.records import BAD_RECORD, NodeRecord, state_of
-from penstock.workloads.pipes.wire.frames import Kind
+from penstock.workloads.pipes.wire.messages import Kind
 
 
 @run_async

@@ -26,7 +26,7 @@ from penstock.workloads.pipes.network_job import NetworkJob, unpack_steps
 from penstock.workloads.pipes.weights.prepared import prepare
 from penstock.workloads.pipes.weights.source import open_source
 from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.frames import Kind
+from penstock.workloads.pipes.wire.messages import Kind
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -20,7 +20,7 @@ from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import HopTime
 from penstock.workloads.pipes.model.wire_format import encoded, from_bytes, row_bytes, width_of
 from penstock.workloads.pipes.node import Node
-from penstock.workloads.pipes.wire.frames import Kind
+from penstock.workloads.pipes.wire.messages import Kind
 
 
 def sent_by(node: Node) -> list[int]:

@@ -12,11 +12,9 @@ from pathlib import Path
 from tests.support.pipes.ends import Noted
 
 from penstock.testing.aio import run_async
-from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.endpoints import connect
-from penstock.workloads.pipes.wire.frames import Counters, Kind, Refused
+from penstock.workloads.pipes.wire.connection import Connection, Terms, connect
 from penstock.workloads.pipes.wire.identity import Identity, new_key
-from penstock.workloads.pipes.wire.messages import Hello
+from penstock.workloads.pipes.wire.messages import Counters, Hello, Kind, Refused
 
 CHILD = Path(__file__).parents[3] / "support" / "pipes" / "wire_child.py"
 KEY = new_key()
@@ -45,10 +43,8 @@ async def dialed(address: str, noted: Noted, counters: Counters) -> AsyncIterato
         Identity.make(KEY, "test"),
         Hello(node_id="test", boot="boot"),
         noted,
-        ping=0.1,
-        silence=1.0,
-        timeout=30.0,
-        counters=counters,
+        Terms(ping=0.1, silence=1.0, handshake=30.0),
+        counters,
     )
     try:
         yield connection

@@ -13,7 +13,7 @@ from penstock.workloads.pipes.net.assigning import Assigning
 from penstock.workloads.pipes.net.dialer import Dialer
 from penstock.workloads.pipes.net.records import NodeRecord, Table
 from penstock.workloads.pipes.wire.connection import Connection, NotConnected
-from penstock.workloads.pipes.wire.frames import Counters, Kind
+from penstock.workloads.pipes.wire.messages import Counters, Kind
 
 HOUR = 3600.0
 

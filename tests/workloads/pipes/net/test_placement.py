@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.cutting import ALL_ORDERS
-from penstock.workloads.pipes.placement import Member, Plan, plan
+from penstock.workloads.pipes.placement import ALL_ORDERS, Member, Plan, plan
 
 Links = dict[tuple[str, str], float]
 

@@ -22,7 +22,7 @@ from penstock.workloads.pipes.net.records import (
     state_of,
     written,
 )
-from penstock.workloads.pipes.wire.frames import BadFrame, Counters
+from penstock.workloads.pipes.wire.messages import BadFrame, Counters
 
 records = st.builds(
     NodeRecord,

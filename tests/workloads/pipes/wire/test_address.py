@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.workloads.pipes.wire.address import join, parse
+from penstock.workloads.pipes.wire.identity import join, parse
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from tests.support.pipes.ends import Noted, Rough, here, on_both_loops
 
 from penstock.workloads.pipes.wire.connection import Connection, NotConnected
-from penstock.workloads.pipes.wire.frames import BadFrame, Kind, Refused
-from penstock.workloads.pipes.wire.messages import Bye, encode
+from penstock.workloads.pipes.wire.messages import BadFrame, Bye, Kind, Refused, encode
 
 
 @on_both_loops

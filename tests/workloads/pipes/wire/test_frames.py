@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.workloads.pipes.wire.connection import Splitter, head_of
-from penstock.workloads.pipes.wire.frames import (
+from penstock.workloads.pipes.wire.messages import (
     HELLO_LIMITS,
     BadFrame,
     Kind,
@@ -26,16 +26,7 @@ SIZES = st.one_of(
 
 
 def fed(splitter: Splitter, data: bytes) -> list[tuple[Kind, bytes]]:
-    """As a transport does it: into the buffer, as much as there is room."""
-    frames, view = [], memoryview(data)
-    while view:
-        buffer = splitter.get_buffer()
-        count = min(len(buffer), len(view))
-        assert count > 0
-        buffer[:count] = view[:count]
-        view = view[count:]
-        frames += [(kind, bytes(payload)) for kind, payload in splitter.written(count)]
-    return frames
+    return [(kind, bytes(payload)) for kind, payload in splitter.feed(data)]
 
 
 def frame(kind: int, payload: bytes) -> bytes:
@@ -74,10 +65,9 @@ def test_random_bytes_are_frames_or_bad_and_nothing_else(data: bytes) -> None:
 def test_a_payload_is_memory_of_its_own() -> None:
     splitter = Splitter(LIMITS)
     data = frame(Kind.STEPS, b"first") + frame(Kind.STEPS, b"other")
-    splitter.get_buffer()[: len(data)] = data
-    (_, first), (_, other) = splitter.written(len(data))
+    (_, first), (_, other) = splitter.feed(data)
     first[:] = b"xxxxx"
-    splitter.get_buffer()[:] = bytes(len(splitter.get_buffer()))
+    assert fed(splitter, frame(Kind.STEPS, b"third")) == [(Kind.STEPS, b"third")]
     assert bytes(other) == b"other"
 
 
@@ -115,9 +105,8 @@ def test_what_may_not_come_is_refused_by_its_head_alone(
 def test_good_frames_before_a_bad_one_are_given() -> None:
     splitter, got = Splitter(LIMITS), []
     data = frame(Kind.END, b"one") + frame(77, b"")
-    splitter.get_buffer()[: len(data)] = data
     with pytest.raises(BadFrame):
-        for kind, payload in splitter.written(len(data)):
+        for kind, payload in splitter.feed(data):
             got.append((kind, bytes(payload)))
     assert got == [(Kind.END, b"one")]
 
@@ -125,8 +114,7 @@ def test_good_frames_before_a_bad_one_are_given() -> None:
 def test_limits_that_change_count_from_the_next_frame_on() -> None:
     splitter, got = Splitter(HELLO_LIMITS), []
     data = frame(Kind.HELLO, b"hello") + frame(Kind.STATE, b"state")
-    splitter.get_buffer()[: len(data)] = data
-    for kind, _ in splitter.written(len(data)):
+    for kind, _ in splitter.feed(data):
         got.append(kind)
         splitter.limits = LIMITS
     assert got == [Kind.HELLO, Kind.STATE]

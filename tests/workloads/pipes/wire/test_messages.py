@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.workloads.pipes.job import Hop, JobTime
-from penstock.workloads.pipes.wire.frames import BadFrame, Kind
 from penstock.workloads.pipes.wire.messages import (
     Acked,
     Assign,
+    BadFrame,
     Bye,
     End,
     Failed,
     Hello,
+    Kind,
     Message,
     Open,
     Opened,

@@ -16,7 +16,7 @@ from penstock.workloads.pipes.network_job import (
     pack_steps,
     unpack_steps,
 )
-from penstock.workloads.pipes.wire.frames import BadFrame, Refused
+from penstock.workloads.pipes.wire.messages import BadFrame, Refused
 
 torch.set_num_threads(1)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

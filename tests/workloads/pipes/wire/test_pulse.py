@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.pipes.wire.pulse import Pulse
+from penstock.workloads.pipes.wire.connection import Pulse
 
 
 class Handle:

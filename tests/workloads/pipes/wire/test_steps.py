@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.workloads.pipes import network_job
 from penstock.workloads.pipes.job import ComputeStep, JobTime
 from penstock.workloads.pipes.network_job import DTYPES, NetworkJob, pack_steps, unpack_steps
-from penstock.workloads.pipes.wire.frames import BadFrame, Refused
+from penstock.workloads.pipes.wire.messages import BadFrame, Refused
 
 WIDTH = 3
 names = st.text(st.characters(codec="utf-8"), max_size=40)

@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.support.pipes.ends import Here, Noted, hello, here, identity, on_both_loops
 
-from penstock.workloads.pipes.wire.address import parse
-from penstock.workloads.pipes.wire.connection import Connection
-from penstock.workloads.pipes.wire.endpoints import connect
-from penstock.workloads.pipes.wire.frames import Kind, Refused
+from penstock.workloads.pipes.wire.connection import Connection, Terms, connect
+from penstock.workloads.pipes.wire.identity import parse
+from penstock.workloads.pipes.wire.messages import Kind, Refused
 
 SECRET = b"hidden states that nobody else is to read"
 
@@ -56,7 +55,7 @@ async def tapped(node: Here) -> AsyncIterator[tuple[Between, Connection, Noted]]
     node.handlers.append(noted)
     async with between.path(node) as address:
         there = await connect(
-            address, identity("there"), hello("there"), noted, ping=100.0, silence=100.0
+            address, identity("there"), hello("there"), noted, Terms(ping=100.0, silence=100.0)
         )
         await node.noted.connections.get()
         yield between, there, noted

@@ -13,8 +13,7 @@ from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.placement import Member, Plan, plan
-from penstock.workloads.pipes.wire.frames import Kind
-from penstock.workloads.pipes.wire.messages import Assign, decode, encode
+from penstock.workloads.pipes.wire.messages import Assign, Kind, decode, encode
 
 UNKNOWN_LAYER_MS = 1.0
 

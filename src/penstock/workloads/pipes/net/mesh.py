@@ -6,6 +6,7 @@ A node is a member while a connection to it stands, or broke less than a moment 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -23,12 +24,27 @@ from penstock.workloads.pipes.net.records import (
     read_state,
     state_of,
 )
-from penstock.workloads.pipes.wire.address import own_address, parse
-from penstock.workloads.pipes.wire.connection import LINGER, Connection, NotConnected
-from penstock.workloads.pipes.wire.endpoints import Listener, connect, listen
-from penstock.workloads.pipes.wire.frames import MAX_STEPS, BadFrame, Counters, Kind, Refused
-from penstock.workloads.pipes.wire.identity import Identity
-from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode
+from penstock.workloads.pipes.wire.connection import (
+    LINGER,
+    Connection,
+    Listener,
+    NotConnected,
+    Terms,
+    connect,
+    listen,
+)
+from penstock.workloads.pipes.wire.identity import Identity, own_address, parse
+from penstock.workloads.pipes.wire.messages import (
+    MAX_STEPS,
+    BadFrame,
+    Bye,
+    Counters,
+    Hello,
+    Kind,
+    Refused,
+    decode,
+    encode,
+)
 
 Frame = Callable[[str, memoryview], None]
 
@@ -419,7 +435,7 @@ class Mesh:
         self.counters = Counters() if counters is None else counters
         self._identity, self._seeds = identity, tuple(join)
         self._listen, self._advertise = listen, advertise
-        self._ping, self._silence, self._steps = ping, silence, steps
+        self._terms = Terms(ping=ping, silence=silence, steps=steps)
         self._events = Events()
         self._membership = Membership(
             node_id, self.table, self._events, self.counters, self._dial, silence
@@ -437,11 +453,9 @@ class Mesh:
             self._identity,
             self._hello(),
             self._membership,
-            ping=self._ping,
-            silence=self._silence,
-            steps=self._steps,
-            counters=self.counters,
-            admit=self._membership.admit,
+            self._terms,
+            self.counters,
+            self._membership.admit,
         )
         self.address = self._advertise or await own_address(self._listener.address, self._seeds)
         self.publish(self._publisher.record)
@@ -541,12 +555,9 @@ class Mesh:
             self._identity,
             self._hello(),
             self._membership,
-            ping=self._ping,
-            silence=self._silence,
-            timeout=_DIAL,
-            steps=self._steps,
-            counters=self.counters,
-            admit=self._membership.admit,
+            dataclasses.replace(self._terms, handshake=_DIAL),
+            self.counters,
+            self._membership.admit,
         )
         self._membership.unreached.pop(address, None)
         return connection
@@ -570,7 +581,7 @@ async def observe(address: str, identity: Identity, *, timeout: float = 5.0) -> 
     """The nodes that the one at `address` knows to be there. Raises NotConnected."""
     watch = _Look()
     hello = Hello(node_id=identity.node_id, boot=new_boot(), observer=True)
-    connection = await connect(address, identity, hello, watch, timeout=timeout)
+    connection = await connect(address, identity, hello, watch, Terms(handshake=timeout))
     try:
         async with asyncio.timeout(timeout):
             return await watch.seen

@@ -13,8 +13,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.wire.frames import Counters
-from penstock.workloads.pipes.wire.messages import State, decode, encode
+from penstock.workloads.pipes.wire.messages import Counters, State, decode, encode
 
 
 class SegmentState(StrEnum):

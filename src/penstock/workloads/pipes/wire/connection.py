@@ -1,4 +1,4 @@
-"""One peer: frames over TLS, its signs of life, and why it ends.
+"""One peer: frames over TLS, its signs of life, why it ends; and how a connection comes about.
 
 A frame is a length (u32), a kind (u8), and that many bytes. All numbers are little-endian.
 """
@@ -6,40 +6,39 @@ A frame is a length (u32), a kind (u8), and that many bytes. All numbers are lit
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-from penstock.ports.tls import Tls, common_name
-from penstock.workloads.pipes.wire.frames import (
+from penstock.core.errors import Misconfigured
+from penstock.ports.tls import PEER_CERTIFICATE, SecureTransport, Tls, common_name
+from penstock.workloads.pipes.wire.identity import Identity, join, parse
+from penstock.workloads.pipes.wire.messages import (
     HELLO_LIMITS,
     MAX_STEPS,
     PROTOCOL,
     BadFrame,
+    Bye,
     Counters,
+    Hello,
     Kind,
     Refused,
+    decode,
+    encode,
     limits,
+    protocol_of,
     refusal_of,
 )
-from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode, protocol_of
-from penstock.workloads.pipes.wire.pulse import Pulse
 
 _JOIN = 16 << 10
 """Up to this size, parts of a frame become one record of TLS: copying them together costs less
 than one record more."""
-_PIECE = 256 << 10
-"""How much of a larger part is encrypted before it is handed on."""
-
-
 _HEAD = struct.Struct("<IB")
-_BUFFER = 64 << 10
-_OWN = 16 << 10
-"""From this size on, the rest of a frame is read into its own memory, not by way of the buffer."""
 
 
 def head_of(kind: Kind, size: int) -> bytes:
@@ -53,58 +52,26 @@ class Splitter:
     def __init__(self, limits: Mapping[int, int]) -> None:
         self.limits = limits
         """The kinds that may come, and how large. A change counts from the next frame on."""
-        self._buffer = memoryview(bytearray(_BUFFER))
-        self._filled = 0
-        self._kind = Kind.HELLO
-        self._own: memoryview | None = None
-        self._at = 0
+        self._rest = bytearray()
 
-    def get_buffer(self) -> memoryview:
-        """Where the next bytes are to be written; never empty."""
-        if self._own is not None:
-            return self._own[self._at :]
-        return self._buffer[self._filled :]
-
-    def written(self, count: int) -> Iterator[tuple[Kind, memoryview]]:
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, memoryview]]:
         """The frames that are whole now. To be read to its end; raises BadFrame after the last
         good one, and then nothing more can be taken."""
-        if self._own is not None:
-            self._at += count
-            if self._at == len(self._own):
-                own, self._own = self._own, None
-                yield self._kind, own
-            return
-        self._filled += count
-        yield from self._split()
+        rest = self._rest
+        rest += data
+        while len(rest) >= _HEAD.size:
+            size, number = _HEAD.unpack_from(rest)
+            kind, end = self._checked(number, size), _HEAD.size + size
+            if len(rest) < end:
+                return
+            payload = memoryview(rest[_HEAD.size : end])
+            del rest[:end]
+            yield kind, payload
 
     @property
     def within(self) -> bool:
         """Whether a frame has begun and is not whole."""
-        return self._own is not None or self._filled > 0
-
-    def _split(self) -> Iterator[tuple[Kind, memoryview]]:
-        buffer, filled, at = self._buffer, self._filled, 0
-        while filled - at >= _HEAD.size:
-            size, number = _HEAD.unpack_from(buffer, at)
-            kind = self._checked(number, size)
-            begin, end = at + _HEAD.size, at + _HEAD.size + size
-            if end <= filled:
-                at = end
-                yield kind, memoryview(bytearray(buffer[begin:end]))
-            elif size >= _OWN:
-                self._begin_own(kind, size, buffer[begin:filled])
-                at = filled
-            else:
-                break
-        left = filled - at
-        if at and left:
-            buffer[:left] = bytes(buffer[at:filled])
-        self._filled = left
-
-    def _begin_own(self, kind: Kind, size: int, have: memoryview) -> None:
-        self._kind, self._at = kind, len(have)
-        self._own = memoryview(bytearray(size))
-        self._own[: len(have)] = have
+        return bool(self._rest)
 
     def _checked(self, number: int, size: int) -> Kind:
         limit = self.limits.get(number)
@@ -117,49 +84,6 @@ class Splitter:
                 f"{Kind(number).name} of {size} bytes: {limit} are allowed", Refused.OVERSIZED
             )
         return Kind(number)
-
-
-class Stream:
-    """Both directions of one connection."""
-
-    def __init__(self, tls: Tls) -> None:
-        self.sent = self.received = 0
-        """Bytes of all frames, without what TLS adds."""
-        self._tls, self._splitter = tls, Splitter(HELLO_LIMITS)
-
-    @property
-    def within(self) -> bool:
-        """Whether a frame has begun to come and is not whole."""
-        return self._splitter.within
-
-    def expect(self, limits: Mapping[int, int]) -> None:
-        """What may come from now on, and how large. At first it is HELLO or BYE."""
-        self._splitter.limits = limits
-
-    def frames(self) -> Iterator[tuple[Kind, memoryview]]:
-        """Those that are whole, of what was fed to TLS. Raises BadFrame and ssl.SSLError."""
-        while count := self._tls.read(self._splitter.get_buffer()):
-            self.received += count
-            yield from self._splitter.written(count)
-
-    def pack(self, kind: Kind, buffers: tuple[bytes | memoryview, ...]) -> Iterator[bytes]:
-        """What to send for a frame, encrypted. To be read to its end."""
-        size = sum(map(len, buffers))
-        head = head_of(kind, size)
-        self.sent += len(head) + size
-        small: list[bytes | memoryview] = [head]
-        for buffer in buffers:
-            if len(buffer) <= _JOIN:
-                small.append(buffer)
-                continue
-            self._tls.write(b"".join(small))
-            small = []
-            for at in range(0, len(buffer), _PIECE):
-                self._tls.write(buffer[at : at + _PIECE])
-                yield self._tls.take()
-        if small:
-            self._tls.write(b"".join(small))
-            yield self._tls.take()
 
 
 MAX_QUEUE = 128 << 20
@@ -209,15 +133,17 @@ class Terms:
     """Bytes that may wait for a peer to read them; then it is given up."""
 
 
-class Connection(asyncio.BufferedProtocol):
-    """For the thread of the event loop only. `endpoints` makes them."""
+USUAL = Terms()
+
+
+class Connection(asyncio.Protocol):
+    """For the thread of the event loop only. `connect` and `listen` make them."""
 
     peer: Hello
     """Its node id is the one in its certificate."""
 
     def __init__(
         self,
-        tls: Tls,
         hello: Hello,
         handler: Handler,
         terms: Terms,
@@ -230,21 +156,23 @@ class Connection(asyncio.BufferedProtocol):
         """Whether this side dialed."""
         self.closed: str | None = None
         """Why it ended; None while it has not."""
+        self.sent_bytes = self.received_bytes = 0
+        """Of all frames, without what TLS adds."""
         self._loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         """Done when the peer is known; NotConnected if it never will be."""
-        self._tls, self._hello, self._handler = tls, hello, handler
+        self._hello, self._handler = hello, handler
         self._terms, self._counters, self._admit = terms, counters, admit
         self._limits = limits(terms.steps)
-        self._buffer = memoryview(bytearray(_BUFFER))
-        self._stream = Stream(tls)
-        self._transport: asyncio.Transport | None = None
+        self._splitter = Splitter(HELLO_LIMITS)
+        self._transport: SecureTransport | None = None
         self._open = False
         self._pulse = Pulse(
             terms.ping, terms.silence, self._ping, self._silent, later=self._loop.call_later
         )
         self._linger: asyncio.TimerHandle | None = None
-        self._gone = asyncio.Event()
+        self._gone: asyncio.Event | None = None
+        """Of its socket, if there was one."""
 
     @property
     def rtt(self) -> float:
@@ -257,18 +185,20 @@ class Connection(asyncio.BufferedProtocol):
         return self._pulse.rtt_min
 
     @property
-    def sent_bytes(self) -> int:
-        """Of all frames, without what TLS adds."""
-        return self._stream.sent
-
-    @property
-    def received_bytes(self) -> int:
-        return self._stream.received
-
-    @property
     def queued(self) -> int:
         """Bytes that wait for the peer to read, without those that the system has taken."""
         return self._transport.get_write_buffer_size() if self._transport else 0
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether there is a socket, and it is not known who is at its other end."""
+        is_gone = self.closed is not None if self._gone is None else self._gone.is_set()
+        return not self._open and not is_gone
+
+    def greet(self) -> None:
+        """Say who this side is: the first word of the one that dialed."""
+        if self.closed is None:
+            self._write(Kind.HELLO, encode(self._hello))
 
     def send(self, kind: Kind, *buffers: bytes | memoryview) -> None:
         """Put a frame in the queue, and never wait. Raises ConnectionResetError if it is closed,
@@ -303,7 +233,8 @@ class Connection(asyncio.BufferedProtocol):
 
     async def wait_closed(self) -> None:
         """Until its socket is gone: at most LINGER seconds after `close`."""
-        await self._gone.wait()
+        if self._gone is not None:
+            await self._gone.wait()
 
     def abort(self) -> None:
         """End it without a word, and without waiting for one."""
@@ -314,31 +245,21 @@ class Connection(asyncio.BufferedProtocol):
     # -- what the transport calls -------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast(SecureTransport, transport)
+        self._gone = self._transport.gone
         if self.closed is not None:
             self._transport.abort()
-        elif self.outgoing:
-            self._tls.shake()
-            self._flush()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self.closed is not None:
-            return  # Read only so that the peer gets to what it was told.
+    def data_received(self, data: bytes) -> None:
         self._pulse.heard = time.monotonic()
+        self.received_bytes += len(data)
         try:
-            self._tls.feed(self._buffer[:nbytes])
-            if self._tls.ready:
-                self._read()
-            else:
-                self._shake()
+            for kind, payload in self._splitter.feed(data):
+                self._take(kind, payload)
+                if self.closed is not None:
+                    return
         except BadFrame as bad:
             self.refuse(bad.what, bad.reason)
-        except ssl.SSLError as error:
-            self._flush()
-            self.give_up(*refusal_of(error))
         except Exception as error:
             self._loop.call_exception_handler(
                 {"message": "a frame could not be handled", "exception": error}
@@ -347,45 +268,34 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._gone.set()
         if self._linger is not None:
             self._linger.cancel()
         reason = str(exc) if exc else "the other side closed it"
-        if not self._open:
+        if isinstance(exc, ssl.SSLError):
+            self.give_up(*refusal_of(exc))
+        elif not self._open:
             self.give_up(Refused.HANDSHAKE_BROKEN, f"before it said who it is: {reason}")
-        elif self._stream.within:
+        elif self._splitter.within:
             self.give_up(Refused.TRUNCATED, f"in the middle of a frame: {reason}")
         else:
             self._end(reason)
 
-    # -- bytes ----------------------------------------------------------------------------
-
-    def _shake(self) -> None:
-        self._tls.shake()
-        self._flush()
-        if self._tls.ready:
-            if self.outgoing:
-                self._write(Kind.HELLO, encode(self._hello))
-            self._read()
-
-    def _read(self) -> None:
-        for kind, payload in self._stream.frames():
-            self._take(kind, payload)
-            if self.closed is not None:
-                return
-        if self._tls.over and self._transport is not None:
-            self._transport.close()
+    # -- frames ---------------------------------------------------------------------------
 
     def _write(self, kind: Kind, *buffers: bytes | memoryview) -> None:
-        if self._transport is not None:
-            for data in self._stream.pack(kind, buffers):
-                self._transport.write(data)
-
-    def _flush(self) -> None:
-        if self._transport is not None and (data := self._tls.take()):
-            self._transport.write(data)
-
-    # -- frames ---------------------------------------------------------------------------
+        if self._transport is None:
+            return
+        size = sum(map(len, buffers))
+        self.sent_bytes += _HEAD.size + size
+        small: list[bytes | memoryview] = [head_of(kind, size)]
+        for buffer in buffers:
+            if len(buffer) <= _JOIN:
+                small.append(buffer)
+            else:
+                self._transport.write(b"".join(small))
+                self._transport.write(buffer)
+                small = []
+        self._transport.write(b"".join(small))
 
     def _take(self, kind: Kind, payload: memoryview) -> None:
         if kind is Kind.PING:
@@ -394,13 +304,13 @@ class Connection(asyncio.BufferedProtocol):
             if len(payload) == _NUMBER.size:
                 self._pulse.answered(*_NUMBER.unpack(payload))
         elif kind is Kind.HELLO:
-            self._greet(payload)
+            self._meet(payload)
         elif kind is Kind.BYE:
             self._left(payload)
         else:
             self._handler.received(self, kind, payload)
 
-    def _greet(self, payload: memoryview) -> None:
+    def _meet(self, payload: memoryview) -> None:
         protocol = protocol_of(payload)
         if protocol != PROTOCOL:
             self.refuse(Refused.OLD_PROTOCOL, f"protocol {protocol} is not {PROTOCOL}")
@@ -411,9 +321,9 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(*refusal)
             return
         self.peer, self._open = peer, True
-        self._stream.expect(self._limits)
+        self._splitter.limits = self._limits
         if not self.outgoing:
-            self._write(Kind.HELLO, encode(self._hello))
+            self.greet()
         self._handler.connected(self)
         if self.closed is None:
             self._pulse.start()
@@ -421,7 +331,8 @@ class Connection(asyncio.BufferedProtocol):
             self.greeted.set_result(None)
 
     def _stranger(self, peer: Hello) -> Refusal:
-        shown = self._tls.peer
+        assert self._transport is not None
+        shown = self._transport.get_extra_info(PEER_CERTIFICATE)
         proved = "" if shown is None else common_name(shown)
         if not proved or peer.node_id != proved:
             says = f"it says it is {peer.node_id!r}, and its certificate says {proved!r}"
@@ -453,17 +364,11 @@ class Connection(asyncio.BufferedProtocol):
         self._pulse.stop()
         if self._transport is not None:
             self._linger = self._loop.call_later(LINGER, self._transport.abort)
-            if bye is not None and self._tls.ready:
+            if bye is not None and self._transport.is_secured:
                 self._write(Kind.BYE, encode(bye))
-                self._tls.finish()
-                self._flush()
-                # Not closed yet: what the peer still sends would make the system drop our BYE.
-                with suppress(OSError):  # the peer is gone already
-                    self._transport.write_eof()
+                self._transport.finish()
             else:
                 self._transport.close()
-        else:
-            self._gone.set()
         if self._open:
             self._loop.call_soon(self._handler.lost, self, reason)
         if not self.greeted.done():
@@ -477,3 +382,252 @@ def refusing(admit: Admit | None) -> Callable[[Hello], Refusal]:
         return (Refused.NOT_ADMITTED, reason) if reason else None
 
     return refusal
+
+
+# -- how one comes about ------------------------------------------------------------------
+
+
+async def connect(
+    address: str,
+    identity: Identity,
+    hello: Hello,
+    handler: Handler,
+    terms: Terms = USUAL,
+    counters: Counters | None = None,
+    admit: Admit | None = None,
+) -> Connection:
+    """The handler was told `connected` when this returns. Raises NotConnected with the reason,
+    after `terms.handshake` seconds at the latest."""
+    host, port = parse(address)
+    counters = Counters() if counters is None else counters
+    connection = Connection(hello, handler, terms, counters, outgoing=True, admit=refusing(admit))
+
+    def secure() -> SecureTransport:
+        tls = Tls(identity.client, server_side=False)
+        return SecureTransport(connection, tls, server_side=False)
+
+    try:
+        async with asyncio.timeout(terms.handshake):
+            loop = asyncio.get_running_loop()
+            _, made = await loop.create_connection(secure, host or "127.0.0.1", port)
+            await asyncio.wait([made.secured])  # what it fails for, the connection tells
+            connection.greet()
+            await connection.greeted
+    except asyncio.CancelledError:
+        connection.abort()
+        raise
+    except Exception as error:
+        connection.close("given up")
+        await connection.wait_closed()
+        if isinstance(error, NotConnected):
+            raise NotConnected(f"{address}: {error.reason}", error.what) from None
+        if isinstance(error, TimeoutError):
+            raise NotConnected(f"{address}: no answer in {terms.handshake:g} s") from None
+        if isinstance(error, OSError | ValueError):  # A host that can't even be looked up.
+            raise NotConnected(f"{address}: {error}") from None
+        raise
+    return connection
+
+
+MAX_HANDSHAKES = 64
+"""Peers that are not known yet, at once. For one more, the oldest is given up: who only holds
+connections open must open them faster than others need to say who they are."""
+
+
+async def listen(
+    address: str,
+    identity: Identity,
+    hello: Hello,
+    handler: Handler,
+    terms: Terms = USUAL,
+    counters: Counters | None = None,
+    admit: Admit | None = None,
+) -> Listener:
+    """Raises Misconfigured if the address can't be had."""
+    counters = Counters() if counters is None else counters
+    listener = Listener(identity, hello, handler, terms, counters, refusing(admit))
+    host, port = parse(address)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        server = await loop.create_server(listener.accept, *found[0][4][:2], backlog=128)
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"can't listen at {address}: {error}") from None
+    listener.serve(server)
+    return listener
+
+
+class Listener:
+    """Goes on whatever a peer does. Of each node it has one connection at most."""
+
+    address = ""
+    """HOST:PORT, with the port that it was given."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        hello: Hello,
+        handler: Handler,
+        terms: Terms,
+        counters: Counters,
+        admit: Callable[[Hello], Refusal],
+    ) -> None:
+        self._identity, self._hello, self._handler = identity, hello, handler
+        self._terms, self._counters, self._admit = terms, counters, admit
+        self._known: dict[str, Connection] = {}
+        self._strangers: list[Connection] = []
+        self._server: asyncio.Server | None = None
+
+    def serve(self, server: asyncio.Server) -> None:
+        self._server = server
+        self.address = join(*server.sockets[0].getsockname()[:2])
+
+    @property
+    def handshakes(self) -> int:
+        """Peers that are not known yet. One that was refused is among them until it has read
+        why."""
+        self._strangers = [one for one in self._strangers if one.is_stranger]
+        return len(self._strangers)
+
+    def close(self) -> None:
+        """No new ones; those that are there stay."""
+        if self._server is not None:
+            self._server.close()
+        for stranger in self._strangers:
+            if stranger.is_stranger:
+                stranger.abort()
+
+    async def wait_closed(self) -> None:
+        """Until there is no stranger any more."""
+        await asyncio.gather(*(one.wait_closed() for one in self._strangers if one.is_stranger))
+
+    def accept(self) -> SecureTransport:
+        if self.handshakes >= MAX_HANDSHAKES:
+            self._counters.add(Refused.TOO_MANY_HANDSHAKES)
+            self._strangers.pop(0).abort()
+
+        def admit(peer: Hello) -> Refusal:
+            refusal = self._refusal(peer)
+            if refusal is None:
+                self._known[peer.node_id] = connection
+            return refusal
+
+        connection = Connection(
+            self._hello, self._handler, self._terms, self._counters, outgoing=False, admit=admit
+        )
+        self._strangers.append(connection)
+        seconds, loop = self._terms.handshake, asyncio.get_running_loop()
+        late = loop.call_later(
+            seconds, connection.refuse, Refused.HANDSHAKE_TIMEOUT, f"no HELLO in {seconds:g} s"
+        )
+        connection.greeted.add_done_callback(lambda _: late.cancel())
+        tls = Tls(self._identity.server, server_side=True)
+        return SecureTransport(connection, tls, server_side=True)
+
+    def _refusal(self, peer: Hello) -> Refusal:
+        self._known = {name: one for name, one in self._known.items() if one.closed is None}
+        if peer.node_id in self._known:
+            return Refused.SECOND_CONNECTION, f"{peer.node_id!r} is connected already"
+        return self._admit(peer)
+
+
+# -- signs of life ----------------------------------------------------------------------
+
+_SMOOTH = 0.2
+_LAST = 16
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Later(Protocol):
+    def __call__(self, delay: float, callback: Callable[..., Any], *args: Any) -> Timer: ...
+
+
+class Pulse:
+    """Asks every `ping` seconds, and calls `silent` once when nothing came for `silence`.
+
+    A process that was itself stopped does not blame others for it: what they sent meanwhile is
+    read first.
+    """
+
+    def __init__(
+        self,
+        ping: float,
+        silence: float,
+        ask: Callable[[int], None],
+        silent: Callable[[float], None],
+        *,
+        later: Later,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rtt = 0.0
+        """Seconds there and back, smoothed; 0 until the first answer."""
+        self.rtt_min = 0.0
+        """The least of the last sixteen: the way itself, without the waiting at its ends."""
+        self.heard = clock()
+        """When anything last came in. Set by the owner."""
+        self._later, self._clock = later, clock
+        self._ping, self._silence = ping, silence
+        self._ask, self._silent = ask, silent
+        self._asked: dict[int, float] = {}
+        self._number = 0
+        self._last: deque[float] = deque(maxlen=_LAST)
+        self._timers: list[Timer] = []
+        self._away = float("-inf")
+        """When this process last found that it had been stopped itself."""
+
+    def start(self) -> None:
+        self._timers = [self._tick_soon(), self._watch_in(self._silence)]
+        self._ask_now()
+
+    def stop(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+    def answered(self, number: int) -> None:
+        """A number that was not asked, or was answered before, says nothing."""
+        asked = self._asked.pop(number, None)
+        if asked is None:
+            return
+        rtt = self._clock() - asked
+        self._last.append(rtt)
+        self.rtt_min = min(self._last)
+        self.rtt = rtt if len(self._last) == 1 else self.rtt + _SMOOTH * (rtt - self.rtt)
+
+    def _ask_now(self) -> None:
+        self._number += 1
+        self._asked[self._number] = self._clock()
+        self._asked.pop(self._number - _LAST, None)
+        self._ask(self._number)
+
+    def _tick_soon(self) -> Timer:
+        return self._later(self._ping, self._tick, self._clock() + self._ping)
+
+    def _tick(self, due: float) -> None:
+        self._note_away(due)
+        self._timers[0] = self._tick_soon()
+        self._ask_now()
+
+    def _note_away(self, due: float) -> None:
+        now = self._clock()
+        if now - due > self._ping:
+            self._away = now
+
+    def _watch_in(self, seconds: float) -> Timer:
+        return self._later(seconds, self._watch, self._clock() + seconds)
+
+    def _watch(self, due: float) -> None:
+        self._note_away(due)
+        now = self._clock()
+        if now - self._away < self._ping:
+            # The loop itself was away. Bytes may be waiting that nobody has read yet.
+            self._timers[1] = self._watch_in(self._ping)
+        elif now - self.heard >= self._silence:
+            self._silent(now - self.heard)
+        else:
+            self._timers[1] = self._watch_in(self.heard + self._silence - now)

@@ -1,4 +1,4 @@
-"""Membership of a network: proof of its key.
+"""Membership of a network: proof of its key, and the addresses of its nodes.
 
 The key makes a certificate authority, the same in every process that has it, and that signs a
 certificate for each process with the node's id as its name. Both sides of a connection ask for
@@ -8,11 +8,15 @@ checked; nodes with the key trust each other.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import secrets
+import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -74,3 +78,50 @@ def _authority_key(key: bytes) -> Ed25519PrivateKey:
         key
     )
     return Ed25519PrivateKey.from_private_bytes(seed)
+
+
+# -- addresses --------------------------------------------------------------------------
+
+
+def parse(address: str) -> tuple[str, int]:
+    """Host and port; `[::1]:7000` for IPv6, `:7000` for all interfaces. Raises Misconfigured."""
+    host, colon, port = address.strip().rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if (
+        not colon
+        or not (port.isascii() and port.isdecimal())
+        or int(port) > 65535
+        or (":" in bare and bare == host)
+    ):
+        raise Misconfigured(f"{address!r} is not an address", hint="write HOST:PORT")
+    return bare, int(port)
+
+
+def join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_ELSEWHERE = "192.0.2.1"
+"""Nobody's; only asked which way packets would take, and none is sent."""
+
+
+async def own_address(listening: str, seeds: Sequence[str]) -> str:
+    """`listening` itself, unless that is "all interfaces": then the interface by which the first
+    of the seeds is reached, or any other node."""
+    host, port = parse(listening)
+    if not ip_address(host).is_unspecified:
+        return listening
+    towards = parse(seeds[0])[0] if seeds else _ELSEWHERE
+    return join(await _interface(towards or "127.0.0.1"), port)
+
+
+async def _interface(towards: str) -> str:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
+        family, kind, _, _, where = found[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
