@@ -15,10 +15,9 @@ import msgspec
 
 from penstock.app.service import cancelling
 from penstock.cli.engine import EngineRef
-from penstock.cli.engine import run as run_async
 from penstock.cli.exits import Exit
 from penstock.cli.formats import layers, plural, span
-from penstock.cli.generation import explained, generation_options, is_piped, options_of, read_given
+from penstock.cli.generation import generation_options, is_piped, options_of, read_given
 from penstock.cli.groups import command
 from penstock.cli.live import Spinner, TextStream
 from penstock.cli.options import PRIORITY, options
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     """,
     priority=PRIORITY,
 )
-def ask(
+async def ask(
     engine: EngineRef,
     /,
     prompt: tuple[str, ...],
@@ -60,8 +59,7 @@ def ask(
     """
     options = options_of(read_given(said))
     request = chat_of([Message(role="user", content=_prompt(prompt))], options)
-    with explained():
-        return run_async(ask_once(engine, request, options.model, priority, stats, json))
+    return await ask_once(engine, request, options.model, priority, stats, json)
 
 
 def _prompt(words: tuple[str, ...]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import click
@@ -16,13 +15,13 @@ from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Whole, moment
 from penstock.cli.groups import Commands
-from penstock.cli.options import limited, options, started
+from penstock.cli.nouns import Noun
+from penstock.cli.options import options, started
 from penstock.cli.output import (
     Form,
     Row,
     echo,
     print_done,
-    print_list,
     print_one,
     row_facts,
     styled,
@@ -50,7 +49,7 @@ def batch() -> None:
     """
 )
 @started(False)
-def submit(
+async def submit(
     engine: EngineRef,
     file: Path,
     endpoint: str | None,
@@ -65,38 +64,27 @@ def submit(
     With --wait, Ctrl-C cancels the batch.
     """
     wanted = endpoint or _endpoint(file)
-    return engine.ask(partial(_submit, file, wanted, tenant, wait, wait_timeout, json))
+    async with engine.api() as api:
+        upload = FileUpload(api.batches)
+        try:
+            with file.open("rb") as source:
+                while part := await asyncio.to_thread(source.read, _PART):
+                    await upload.write(part)
+            kept = await upload.keep(file.name, tenant=tenant)
+        except BaseException:
+            await upload.drop()
+            raise
+        made, interrupted = await api.batches.create(kept.id, wanted), list[str]()
+        if wait or wait_timeout is not None:
 
+            async def look() -> bool | None:
+                nonlocal made
+                made = await api.batches.get(made.id)
+                return made.has_ended or None
 
-async def _submit(
-    file: Path,
-    endpoint: str,
-    tenant: str,
-    wait: bool,
-    wait_timeout: float | None,
-    json: bool,
-    api: EngineApi,
-) -> int:
-    upload = FileUpload(api.batches)
-    try:
-        with file.open("rb") as source:
-            while part := await asyncio.to_thread(source.read, _PART):
-                await upload.write(part)
-        kept = await upload.keep(file.name, tenant=tenant)
-    except BaseException:
-        await upload.drop()
-        raise
-    made, interrupted = await api.batches.create(kept.id, endpoint), list[str]()
-    if wait or wait_timeout is not None:
-
-        async def look() -> bool | None:
-            nonlocal made
-            made = await api.batches.get(made.id)
-            return made.has_ended or None
-
-        async with cancelling(lambda _: api.batches.cancel(made.id)) as interrupted:
-            if not await poll(look, wait_timeout, _LOOK):
-                raise WaitTimedOut(f"the batch {made.id} is still {made.status}")
+            async with cancelling(lambda _: api.batches.cancel(made.id)) as interrupted:
+                if not await poll(look, wait_timeout, _LOOK):
+                    raise WaitTimedOut(f"the batch {made.id} is still {made.status}")
     print_done(json, made, f"{made.id} {made.status}")
     if interrupted:
         return Exit.INTERRUPTED
@@ -118,15 +106,6 @@ def _endpoint(file: Path) -> str:
         ) from None
 
 
-@batch.command("list")
-@limited(20, most=1000)
-async def list_batches(api: EngineApi, limit: int, form: Form) -> None:
-    """List batches, the newest first."""
-    found = await api.batches.list(PageQuery(limit=limit))
-    empty = "no batches; submit one with 'penstock batch submit FILE'"
-    print_list(form, found, partial(_row, now=time.time()), empty=empty)
-
-
 def _row(one: Batch, now: float) -> Row:
     counts = one.request_counts
     return {
@@ -142,6 +121,17 @@ def _row(one: Batch, now: float) -> Row:
         "+OUTPUT": one.output_file_id,
         "+ERRORS": one.error_file_id,
     }
+
+
+BATCHES = Noun(
+    batch,
+    _row,
+    lambda api, limit: api.batches.list(PageQuery(limit=limit)),
+    "no batches; submit one with 'penstock batch submit FILE'",
+)
+BATCHES.list(
+    "List batches, the newest first.", options("-n, --limit 1..1000=20  Maximum number of results.")
+)
 
 
 @batch.command()

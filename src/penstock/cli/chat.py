@@ -20,7 +20,7 @@ from penstock.cli.ask import Answer, ask_once, chat_of, engine_for, piped_text, 
 from penstock.cli.engine import EngineRef
 from penstock.cli.engine import run as run_async
 from penstock.cli.exits import Exit
-from penstock.cli.generation import explained, generation_options, is_piped, options_of, read_given
+from penstock.cli.generation import generation_options, is_piped, options_of, read_given
 from penstock.cli.groups import command, nearest
 from penstock.cli.live import Spinner
 from penstock.cli.options import options
@@ -44,20 +44,15 @@ def chat(engine: EngineRef, /, stats: bool, json: bool, **said: Any) -> int:
     lists the rest. Text that is piped in is one turn: its answer is printed.
     """
     options = options_of(read_given(said))
-    with explained():
-        if is_piped():
-            return _once(engine, options, stats, json)
-        if json or not sys.stdin.isatty():
-            raise click.UsageError("there is nothing to answer: give a text on standard input")
-        return _talk(engine, options, stats)
-
-
-def _once(engine: EngineRef, options: SpoolOptions, stats: bool, json: bool) -> int:
-    text = piped_text()
-    if not text.strip():
-        raise click.UsageError("there is nothing to answer: standard input is empty")
-    request = chat_of([Message(role="user", content=text)], options)
-    return run_async(ask_once(engine, request, options.model, None, stats, json))
+    if is_piped():
+        text = piped_text()
+        if not text.strip():
+            raise click.UsageError("there is nothing to answer: standard input is empty")
+        request = chat_of([Message(role="user", content=text)], options)
+        return run_async(ask_once(engine, request, options.model, None, stats, json))
+    if json or not sys.stdin.isatty():
+        raise click.UsageError("there is nothing to answer: give a text on standard input")
+    return _talk(engine, options, stats)
 
 
 def _talk(engine: EngineRef, options: SpoolOptions, stats: bool) -> int:

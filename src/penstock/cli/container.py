@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.app import App
 from penstock.app.service import Stop, cancelling, log_to_stderr, run_service
 from penstock.cli.engine import EngineRef
-from penstock.cli.engine import run as run_async
 from penstock.cli.exits import ENDS, Exit
 from penstock.cli.formats import short_id, size
 from penstock.cli.groups import Commands, command
@@ -144,7 +144,7 @@ def _docker_options(command: F) -> F:
 @click.option("--init", is_flag=True, expose_value=False, hidden=True)
 @click.option("--read-only", is_flag=True, expose_value=False, hidden=True)
 @_docker_options
-def run(
+async def run(
     engine: EngineRef,
     /,
     image: str,
@@ -162,10 +162,27 @@ def run(
     exit code is this command's; without one: 1 failed, 5 cancelled, 6 denied, 7 out of time.
     Ctrl-C cancels the job. If no engine is running, it runs in this process.
     """
+    from penstock.app.containers import OutputFollower
+
     words = cmd[1:] if cmd[:1] == ("--",) else cmd
     options = job_fields({name: said.pop(name) for name in _JOB})
     wanted = _container(image, words, output is not None, said)
-    return run_async(_run(engine, wanted, options, output, wait, json))
+    async with engine.client_or(partial(_own_engine, engine, wait)) as (client, _):
+        await _check_name(client, options.get("job_id"))
+        try:
+            handle = await wanted.asubmit(client, **options)
+        except UnknownTopic as error:
+            error.hint = f"start a worker that does: {engine.command(_WORKER)}"
+            raise
+        if not wait:
+            print_done(json, record(handle.record), handle.job_id)
+            return Exit.OK
+        shown = OutputFollower(_write, () if json else ("stdout", "stderr"))
+        async with cancelling(handle.acancel) as interrupted:
+            await shown.follow(handle.afollow())
+        job = await handle.await_end()
+        code = await _told(engine, client, job, output, json, shown)
+        return Exit.INTERRUPTED if interrupted else code
 
 
 def _container(image: str, cmd: tuple[str, ...], outputs: bool, said: dict[str, Any]) -> Container:
@@ -249,34 +266,6 @@ def _input(text: str) -> tuple[str, Path]:
     return target or path.name, path
 
 
-async def _run(
-    engine: EngineRef,
-    wanted: Container,
-    options: dict[str, Any],
-    output: Path | None,
-    wait: bool,
-    json: bool,
-) -> int:
-    from penstock.app.containers import OutputFollower
-
-    own = partial(_own_engine, engine, wait)
-    async with engine.client_or(own) as (client, _):
-        await _check_name(client, options.get("job_id"))
-        try:
-            handle = await wanted.asubmit(client, **options)
-        except UnknownTopic as error:
-            error.hint = f"start a worker that does: {engine.command(_WORKER)}"
-            raise
-        if not wait:
-            print_done(json, record(handle.record), handle.job_id)
-            return Exit.OK
-        shown = OutputFollower(_write, () if json else ("stdout", "stderr"))
-        async with cancelling(handle.acancel) as interrupted:
-            await shown.follow(handle.afollow())
-        job = await handle.await_end()
-        return await _told(engine, client, job, output, json, bool(interrupted), shown)
-
-
 async def _check_name(client: Client, name: str | None) -> None:
     """A job with the same id and the same request would count as the same submission."""
     if name is None:
@@ -289,8 +278,6 @@ async def _check_name(client: Client, name: str | None) -> None:
 def _own_engine(
     engine: EngineRef, wait: bool, running: Client | None
 ) -> AbstractAsyncContextManager[Client]:
-    from penstock.app.application import App
-
     settings = engine.settings()
     if not wait:
         hint = "-d leaves the job to an engine: 'penstock up --containers auto' starts one"
@@ -328,7 +315,6 @@ async def _told(
     job: Job,
     output: Path | None,
     json: bool,
-    interrupted: bool,
     shown: OutputFollower,
 ) -> int:
     from penstock.app.artifacts import targets
@@ -353,8 +339,6 @@ async def _told(
         )
     for reason in end.skipped:
         warn(f"not kept: {reason}")
-    if interrupted:
-        return Exit.INTERRUPTED
     if end.exit_code is not None:
         return end.exit_code if not missing or end.exit_code else Exit.FAILED
     return ENDS.get(job.state, Exit.FAILED)
@@ -441,7 +425,7 @@ async def _banner(
 
 
 @container.command()
-def engines(engine: EngineRef, json: bool) -> int:
+async def engines(engine: EngineRef, json: bool) -> int:
     """Show which container engines work on this machine.
 
     Also why the others do not, and what to do about it.
@@ -450,7 +434,7 @@ def engines(engine: EngineRef, json: bool) -> int:
 
     from penstock.workloads.container.engines.discovery import candidates
 
-    found = run_async(candidates(engine.settings().containers_dir / "oci"))
+    found = await candidates(engine.settings().containers_dir / "oci")
     rows: list[Row] = []
     for one in found:
         works = Text("yes", "green") if one.works else Text("no", "yellow")

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from penstock.cli.engine import EngineRef, run
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Whole, moment, plural, size, span
 from penstock.cli.groups import Commands, command
-from penstock.cli.options import before, limited, options
+from penstock.cli.options import options
 from penstock.cli.output import (
     Form,
     Row,
@@ -147,9 +147,6 @@ def db() -> None:
     """Show, migrate, verify and fill the engine's PostgreSQL database."""
 
 
-_URL = click.argument("url", required=False, metavar="[URL]")
-
-
 def _url(engine: EngineRef, url: str | None) -> str:
     found = url or engine.settings().store
     if not found:
@@ -160,12 +157,11 @@ def _url(engine: EngineRef, url: str | None) -> str:
 
 
 @db.command()
-@_URL
-def status(engine: EngineRef, url: str | None, json: bool) -> None:
+async def status(engine: EngineRef, url: str | None, json: bool) -> None:
     """Show the schema's version, the owner, sizes and replicas."""
     from penstock.app.databases import database_status
 
-    found = run(database_status(_url(engine, url)))
+    found = await database_status(_url(engine, url))
     if json:
         print_json(found)
         return
@@ -196,21 +192,20 @@ def status(engine: EngineRef, url: str | None, json: bool) -> None:
 
 
 @db.command()
-@_URL
-def migrate(engine: EngineRef, url: str | None, json: bool) -> None:
+async def migrate(engine: EngineRef, url: str | None, json: bool) -> None:
     """Bring the schema up to date.
 
     Engines of the version before may keep running.
     """
     from penstock.app.databases import migrate_database
 
-    applied = run(migrate_database(_url(engine, url)))
+    applied = await migrate_database(_url(engine, url))
     text = f"applied {plural(applied, 'migration')}" if applied else "up to date"
     print_done(json, {"applied": applied}, text)
 
 
 @db.command()
-def copy(engine: EngineRef, url: str, json: bool) -> None:
+async def copy(engine: EngineRef, url: str, json: bool) -> None:
     """Copy the jobs of a SQLite engine to PostgreSQL.
 
     It is the engine of the data directory, and must be stopped. Nothing is changed there, and blobs
@@ -218,7 +213,7 @@ def copy(engine: EngineRef, url: str, json: bool) -> None:
     """
     from penstock.app.databases import copy_to_postgres
 
-    copied = run(copy_to_postgres(engine.settings(), url))
+    copied = await copy_to_postgres(engine.settings(), url)
     jobs = plural(copied.get("job", 0) + copied.get("done", 0), "job")
     pages = plural(copied.get("journal", 0), "journal page")
     print_done(json, copied, f"copied {jobs} and {pages}")
@@ -237,16 +232,15 @@ db.add_command(shallow(verify))
     --action GLOB            Such as job.cancel or key.*.
     --subject JOB|NAME       With this subject.
     --tenant TENANT          By keys of this tenant.
+    -n, --limit 1..=50       Maximum number of results.
     """
 )
-@limited(50)
-@before
-async def audit(api: EngineApi, form: Form, **said: Any) -> None:
+async def audit(api: EngineApi, before: int | None, form: Form, **said: Any) -> None:
     """Show the audit log: who did what, newest first.
 
     Includes refused actions.
     """
-    query = AuditQuery(**said)
+    query = AuditQuery(before=before, **said)
     found = await api.audit.read(query)
     more = f"--before {found[-1].n}" if len(found) == query.limit else ""
     row = partial(audit_row, now=time.time())

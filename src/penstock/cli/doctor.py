@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from penstock import __version__
-from penstock.app.doctor import Check, Health, examine
-from penstock.cli.engine import EngineRef, run
+from penstock.app.doctor import Health, examine
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.groups import Commands, command, nearest
 from penstock.cli.options import options
@@ -33,27 +33,20 @@ from penstock.core.errors import NotFound
 
 
 @command()
-def doctor(engine: EngineRef, json: bool) -> int:
+async def doctor(engine: EngineRef, json: bool) -> int:
     """Check this installation and its data directory.
 
     An optional part that is absent is a note, never a failure; neither is an engine that
     isn't running. Changes nothing.
     """
-    checks = run(examine(engine.data, engine.connect, engine.api))
-    if json:
-        print_json(checks)
-    else:
-        _print(checks)
-    return Exit.FAILED if any(check.health is Health.BAD for check in checks) else Exit.OK
-
-
-def _print(checks: list[Check]) -> None:
+    checks = await examine(engine.data, engine.connect, engine.api)
     rows: list[Row] = []
     for check in checks:
         rows.append({"": styled(check.health), "what": check.what, "found": Wrapped(check.found)})
         if check.advice:
             rows.append({"": "", "what": "", "found": Wrapped(check.advice)})
-    emit(Listing(rows, header=False))
+    print_json(checks) if json else emit(Listing(rows, header=False))
+    return Exit.FAILED if any(check.health is Health.BAD for check in checks) else Exit.OK
 
 
 @command()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from os import fstat
 from typing import Any
 
@@ -38,14 +37,10 @@ _KINDS: Mapping[LlmCode, tuple[type[PenstockError], str]] = {
 }
 
 
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn the failure of a model into an error that says what to do."""
-    try:
-        yield
-    except LlmFailure as failure:
-        kind, hint = _KINDS.get(failure.code, (PenstockError, ""))
-        raise kind(failure.message, hint=hint) from failure
+def model_error(failure: LlmFailure) -> PenstockError:
+    """The failure of a model as an error that says what to do."""
+    kind, hint = _KINDS.get(failure.code, (PenstockError, ""))
+    return kind(failure.message, hint=hint)
 
 
 def piped() -> bytes:

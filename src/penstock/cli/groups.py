@@ -6,21 +6,23 @@ the parameter's name: so the same name is the same option everywhere. Any other 
 argument.
 
 A function is given what it names: `engine` is the EngineRef; a coroutine's `api` is the API of the
-running engine, and its `reading` the same or, if no engine runs, one that reads its folder.
+running engine, and its `reading` the same or, if no engine runs, one that reads its folder. A
+coroutine is run to its end.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from penstock.cli.engine import engine_options, run
 from penstock.cli.exits import Exit
 from penstock.cli.output import Form, echo
 from penstock.core.errors import did_you_mean
@@ -57,7 +59,7 @@ class Command(click.Command):
         super().__init__(name, callback=callback, params=[found[one] for one in last], **more)
 
 
-command = functools.partial(click.command, cls=Command)
+command = partial(click.command, cls=Command)
 """What makes a command that is in no group."""
 
 
@@ -65,7 +67,6 @@ def _parameters(
     callback: Callable[..., Any], own: Iterable[str], found: dict[str, click.Parameter]
 ) -> Iterator[click.Parameter]:
     """Arguments, in the order of the function's parameters; its own options; those it shares."""
-    from penstock.cli.engine import engine_options
     from penstock.cli.options import SHARED
 
     hints = typing.get_type_hints(callback)
@@ -104,7 +105,7 @@ def _declared(decorator: Callable[[Any], Any]) -> list[click.Parameter]:
 def _adapted(callback: Callable[..., Any], own: Iterable[str]) -> Callable[..., Any]:
     """The function, called with what click has read."""
 
-    @functools.wraps(callback)
+    @wraps(callback)
     def called(*args: Any, **said: Any) -> Any:
         if "form" in own:
             as_json, name_only = said.pop("json"), said.pop("quiet")
@@ -113,11 +114,12 @@ def _adapted(callback: Callable[..., Any], own: Iterable[str]) -> Callable[..., 
         engine = click.get_current_context().obj
         if "engine" in own:
             args = (engine, *args)
-        if {"api", "reading"} & {*own}:
-            reads = "reading" in own
-            name = "reading" if reads else "api"
-            return engine.ask(lambda api: callback(*args, **said, **{name: api}), reading=reads)
-        return callback(*args, **said)
+        if "api" in own:
+            return engine.ask(lambda api: callback(*args, api=api, **said))
+        if "reading" in own:
+            return engine.ask(lambda api: callback(*args, reading=api, **said), reading=True)
+        done = callback(*args, **said)
+        return run(done) if inspect.iscoroutine(done) else done
 
     return called
 

@@ -7,9 +7,10 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
+from penstock.app import load_app
 from penstock.app.finding import job_id_of
 from penstock.app.service import cancelling
-from penstock.cli.engine import EngineRef, run
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.groups import Commands, command
 from penstock.cli.job_list import ps
@@ -17,6 +18,7 @@ from penstock.cli.job_result import artifacts, print_result, result, steps
 from penstock.cli.job_show import show
 from penstock.cli.job_watch import logs, watch
 from penstock.cli.options import (
+    SHARED,
     job_fields,
     job_options,
     options,
@@ -24,11 +26,9 @@ from penstock.cli.options import (
     read_object,
     read_source,
     started,
-    states,
-    waits,
 )
-from penstock.cli.output import echo, print_done, print_json, record
-from penstock.cli.selection import Choice, Done, chosen
+from penstock.cli.output import echo_lines, print_done, print_json, record
+from penstock.cli.selection import Done, act, chosen
 from penstock.core.job import Job, ParentPolicy, Unique
 from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.engine_api import EngineApi
@@ -67,7 +67,7 @@ from penstock.ports.engine_api import EngineApi
 @click.option(
     "--detached", is_flag=True, default=None, help="Keep it running if its parent does not succeed."
 )
-def submit(
+async def submit(
     engine: EngineRef,
     /,
     topic: str,
@@ -89,41 +89,30 @@ def submit(
     wait = wait or wait_timeout is not None
     if each is not None and wait:
         raise click.UsageError("--each and --wait don't go together; see 'penstock result'")
-    options, application = _options(said), _application(app)
+    options, application = _options(said), load_app(app) if app else None
     payload = None if given is None else read_object("--input", read_source("--input", given))
     inputs = None if each is None else list(read_lines("--each", read_source("--each", each)))
-
-    async def submitted() -> int:
-        async with engine.client(application) as client:
-            named = await _named(client.api, options)
-            if inputs is not None:
-                handles = await client.asubmit_many(topic, inputs, **named)
-                if json:
-                    print_json([record(handle.record) for handle in handles])
-                else:
-                    echo("".join(f"{handle.job_id}\n" for handle in handles), nl=False)
-                return Exit.OK
-            handle = await client.asubmit(topic, payload, **named)
-            if not wait:
-                print_done(json, record(handle.record), handle.job_id)
-                return Exit.OK
-            async with cancelling(handle.acancel) as interrupted:
-                job = await handle.await_end(wait_timeout)
-            if interrupted:
-                return Exit.INTERRUPTED
-            return await print_result(client.api, job, json=json)
-
-    return run(submitted())
-
-
-async def _named(api: EngineApi, options: dict[str, Any]) -> Any:
-    """The same, with whole ids of the jobs that it names."""
-    named = dict(options)
-    if "parent" in named:
-        named["parent"] = await job_id_of(api, named["parent"])
-    if "after" in named:
-        named["after"] = [await job_id_of(api, text) for text in named["after"]]
-    return named
+    async with engine.client(application) as client:
+        if "parent" in options:
+            options["parent"] = await job_id_of(client.api, options["parent"])
+        if "after" in options:
+            options["after"] = [await job_id_of(client.api, text) for text in options["after"]]
+        if inputs is not None:
+            handles = await client.asubmit_many(topic, inputs, **options)
+            if json:
+                print_json([record(handle.record) for handle in handles])
+            else:
+                echo_lines(handle.job_id for handle in handles)
+            return Exit.OK
+        handle = await client.asubmit(topic, payload, **options)
+        if not wait:
+            print_done(json, record(handle.record), handle.job_id)
+            return Exit.OK
+        async with cancelling(handle.acancel) as interrupted:
+            job = await handle.await_end(wait_timeout)
+        if interrupted:
+            return Exit.INTERRUPTED
+        return await print_result(client.api, job, json=json)
 
 
 def _options(said: dict[str, Any]) -> dict[str, Any]:
@@ -139,21 +128,19 @@ def _options(said: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _application(reference: str | None) -> Any:
-    from penstock.app import load_app
-
-    return load_app(reference) if reference else None
-
-
 # -- acts on jobs ------------------------------------------------------------------
 
 
 @command()
 @chosen
-@options("--children  And the jobs that they are parents of.")
-@waits("10s", "How long to wait for running work to end.")
-@states
-def cancel(
+@options(
+    """
+    --children                   And the jobs that they are parents of.
+    --wait-timeout DURATION=10s  How long to wait for running work to end.
+    """
+)
+@SHARED["states"]
+async def cancel(
     engine: EngineRef, /, children: bool, reason: str, wait_timeout: float, **said: Any
 ) -> int:
     """Cancel jobs.
@@ -174,11 +161,14 @@ def cancel(
         code, what = _cancelled(done.job)
         return code, {**record(done.job), "ended": done.ended}, f"{done.job.job_id} {what}"
 
-    return Choice(engine, said, {"states": wanted or unfinished}).act(
+    return await act(
+        engine,
+        said,
         "cancel",
         cancel_one,
         lambda api, query: api.cancel_many(replace(query, states=wanted), reason=reason),
         "asked {} to end",
+        states=wanted or unfinished,
     )
 
 
@@ -192,7 +182,7 @@ def _cancelled(job: Job) -> tuple[Exit, str]:
 
 @command()
 @chosen
-def retry(engine: EngineRef, /, **said: Any) -> int:
+async def retry(engine: EngineRef, /, **said: Any) -> int:
     """Retry jobs that failed or timed out.
 
     The jobs named, or all dead ones that match: those that ended FAILED or TIMEOUT and were not
@@ -205,15 +195,18 @@ def retry(engine: EngineRef, /, **said: Any) -> int:
         new = await api.retry(job_id)
         return Exit.OK, record(new), new.job_id
 
-    return Choice(engine, said, {"dead": True}).act(
-        "retry", retry_one, lambda api, query: api.retry_many(query), "retried {}"
+    return await act(
+        *(engine, said, "retry", retry_one),
+        lambda api, query: api.retry_many(query),
+        "retried {}",
+        dead=True,
     )
 
 
 @command()
 @chosen
 @options("--snapshot SNAPSHOT=  Only if the job is held by this snapshot of the rules.")
-def approve(engine: EngineRef, /, reason: str, snapshot: str, **said: Any) -> int:
+async def approve(engine: EngineRef, /, reason: str, snapshot: str, **said: Any) -> int:
     """Approve jobs that are awaiting approval.
 
     The jobs named, or all that match, after confirmation. Says of each whether it goes on or needs
@@ -224,7 +217,7 @@ def approve(engine: EngineRef, /, reason: str, snapshot: str, **said: Any) -> in
         job = await api.approvals.approve(job_id, reason=reason, snapshot=snapshot)
         return Exit.OK, record(job), f"{job.job_id} {_approved(job)}"
 
-    return Choice(engine, said, {"awaiting_approval": True}).act("approve", approve_one)
+    return await act(engine, said, "approve", approve_one, awaiting_approval=True)
 
 
 def _approved(job: Job) -> str:
@@ -237,7 +230,7 @@ def _approved(job: Job) -> str:
 
 @command()
 @chosen
-def reject(engine: EngineRef, /, reason: str, **said: Any) -> int:
+async def reject(engine: EngineRef, /, reason: str, **said: Any) -> int:
     """Reject jobs that are awaiting approval: they end DENIED.
 
     The jobs named, or all that match, after confirmation. `-` reads ids from standard input.
@@ -247,7 +240,7 @@ def reject(engine: EngineRef, /, reason: str, **said: Any) -> int:
         job = await api.approvals.reject(job_id, reason=reason)
         return Exit.OK, record(job), f"{job.job_id} rejected"
 
-    return Choice(engine, said, {"awaiting_approval": True}).act("reject", reject_one)
+    return await act(engine, said, "reject", reject_one, awaiting_approval=True)
 
 
 # -- the group ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ from penstock.app.finding import every_job
 from penstock.app.job_details import reasons
 from penstock.cli.formats import Whole, run_time, short_id, span
 from penstock.cli.groups import command
-from penstock.cli.options import limited, options
+from penstock.cli.options import options
 from penstock.cli.output import Form, JobId, Row, print_list, record, styled
 from penstock.cli.selection import filtered, query_of
 from penstock.core.job import Job, chain_of
@@ -29,10 +29,10 @@ from penstock.ports.store import JobQuery
     --dead               Ended FAILED or TIMEOUT and not retried.
     --tries              List every try separately.
     --all as everything  List all, without a limit.
+    -n, --limit 1..=20   Maximum number of results.
     """
 )
 @filtered
-@limited(20)
 async def ps(
     reading: EngineApi,
     states: tuple[str, ...],

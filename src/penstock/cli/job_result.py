@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from penstock.app.client import outcome_of
 from penstock.app.finding import find_job
-from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment
 from penstock.cli.groups import command
-from penstock.cli.options import limited, options
+from penstock.cli.options import options
 from penstock.cli.output import Form, Row, print_bytes, print_json, print_line, print_list, record
 from penstock.core.artifact import Artifact
 from penstock.core.errors import WaitTimedOut
@@ -145,8 +144,8 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
             them.
     """
 )
-def artifacts(
-    engine: EngineRef,
+async def artifacts(
+    reading: EngineApi,
     job: str,
     name: str | None,
     output: str | None,
@@ -160,26 +159,16 @@ def artifacts(
     With --output alone all are saved below that folder. Retries are followed. The SHA-256 of
     what is saved is checked.
     """
-    if output == "-" and name is None:
-        raise click.UsageError("'--output -' needs a NAME: one file fits into standard output")
-
-    async def read(api: EngineApi) -> int:
-        ended = await _ended(api, job, wait, wait_timeout, "left nothing")
-        return await _artifacts(api, ended, name, output, form)
-
-    return engine.ask(read, reading=True)
-
-
-async def _artifacts(
-    api: EngineApi, job: Job, name: str | None, output: str | None, form: Form
-) -> int:
     from penstock.app.artifacts import artifact_of, pieces_of, save, target_of, targets
 
-    left = job.result.artifacts if job.result is not None else ()
+    if output == "-" and name is None:
+        raise click.UsageError("'--output -' needs a NAME: one file fits into standard output")
+    ended = await _ended(reading, job, wait, wait_timeout, "left nothing")
+    left = ended.result.artifacts if ended.result is not None else ()
     try:
         if name is not None:
-            artifact = artifact_of(job, name)
-            left, pieces = (artifact,), pieces_of(api, artifact)
+            artifact = artifact_of(ended, name)
+            left, pieces = (artifact,), pieces_of(reading, artifact)
             if output == "-":
                 async for piece in pieces:
                     await asyncio.to_thread(sys.stdout.buffer.write, piece)
@@ -188,7 +177,7 @@ async def _artifacts(
             await save(pieces, target_of(artifact, output or "."))
         elif output is not None:
             for artifact, path in targets(left, Path(output)).items():
-                await save(pieces_of(api, artifact), path)
+                await save(pieces_of(reading, artifact), path)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -215,9 +204,9 @@ def _artifact(one: Artifact) -> Row:
     """
     --name NAME  Only rows of this name.
     --after 0..  With --name: only rows after this one.
+    -n, --limit 1..=100  Maximum number of results.
     """
 )
-@limited(100)
 async def steps(
     reading: EngineApi, job: str, name: str | None, after: int | None, limit: int, form: Form
 ) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.app.engine import http_options
 from penstock.app.service import Stop
-from penstock.cli.engine import EngineRef, run
+from penstock.cli.engine import EngineRef
 from penstock.cli.groups import command
-from penstock.cli.options import options, waits
+from penstock.cli.options import options
 from penstock.cli.output import banner, echo
 from penstock.core.errors import Misconfigured
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 @command()
 @options(
     """
-    --http HOST:PORT  Serve streamable HTTP there, at /mcp, and not standard input and output.
+    --http HOST:PORT             Serve streamable HTTP there, at /mcp, and not standard input and
+            output.
+    --wait-timeout DURATION=30s  How long a call waits for its job before it returns the job's id.
     """
 )
-@waits("30s", "How long a call waits for its job before it returns the job's id.")
-def mcp(engine: EngineRef, http: str | None, wait_timeout: float) -> None:
+async def mcp(engine: EngineRef, http: str | None, wait_timeout: float) -> None:
     """Serve topics as tools of an AI agent (MCP).
 
     Speaks the Model Context Protocol over standard input and output, for an agent that starts this
@@ -33,27 +35,20 @@ def mcp(engine: EngineRef, http: str | None, wait_timeout: float) -> None:
     'penstock[mcp]'.
     """
     try:
-        from penstock.api.mcp import serve_stdio
+        from penstock.api.mcp import http_server, serve_stdio
     except ImportError as error:
         raise Misconfigured(
             f"MCP is not installed: {error}", hint="pip install 'penstock[mcp]'"
         ) from error
     logging.basicConfig(level=logging.WARNING)
-    if http is None:
-        engine.ask(lambda api: serve_stdio(api, wait=wait_timeout))
-    else:
-        run(_serve_http(engine, engine.settings(http__listen=http), wait_timeout))
-
-
-async def _serve_http(engine: EngineRef, settings: Settings, wait: float) -> None:
-    from penstock.api.mcp import http_server
-    from penstock.app.engine import http_options
-
-    stop = Stop()
-    stop.listen()
     async with engine.api() as api:
+        if http is None:
+            await serve_stdio(api, wait=wait_timeout)
+            return
+        stop, settings = Stop(), engine.settings(http__listen=http)
+        stop.listen()
         token = engine.secret or _own_token(settings)
-        async with http_server(api, token, http_options(settings), wait=wait) as url:
+        async with http_server(api, token, http_options(settings), wait=wait_timeout) as url:
             agents = "send the token of --token" if engine.secret else str(settings.token_file)
             echo(banner("MCP server", [("listening", url), ("token", agents)]))
             await stop.asked.wait()

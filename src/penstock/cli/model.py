@@ -13,7 +13,6 @@ import msgspec
 
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import Number, size
-from penstock.cli.generation import explained
 from penstock.cli.groups import Commands
 from penstock.cli.live import progress
 from penstock.cli.options import options
@@ -59,8 +58,7 @@ def list_models(engine: EngineRef, folder: Path | None, form: Form) -> None:
 def show(engine: EngineRef, name: str, folder: Path | None, form: Form) -> None:
     """Show a model: NAME is its name, a part of it, or a file."""
     store = _store(engine, folder)
-    with explained():
-        found = store.find(name)
+    found = store.find(name)
     details = _details(store, found)
     print_one(form, details, found.name, lambda: [facts(_described(found, details))])
 
@@ -83,7 +81,7 @@ def add(
     part: all of them are added.
     """
     store = _store(engine, folder)
-    with explained(), _progress(file.name) as progress:
+    with _progress(file.name) as progress:
         found = store.add(file, name, projector=projector, progress=progress)
     _print(store, [found], form, one=True)
 
@@ -102,7 +100,7 @@ def pull(engine: EngineRef, what: str, name: str, folder: Path | None, form: For
     from penstock.models.pull import pull as pull_model
 
     store = _store(engine, folder)
-    with explained(), _progress(what) as progress:
+    with _progress(what) as progress:
         found = pull_model(what, store, progress, name)
     _print(store, [found], form, one=True)
 

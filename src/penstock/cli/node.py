@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.engine import EngineRef, run
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import plural, size
-from penstock.cli.generation import explained
 from penstock.cli.groups import Commands
 from penstock.cli.live import progress, redraw
 from penstock.cli.node_screen import NetworkView, figures
@@ -48,31 +47,17 @@ node.add_command(up)
 @node.command("list")
 @joined
 @keyed
-def list_nodes(engine: EngineRef, join: tuple[str, ...], key: str | None, form: Form) -> None:
+async def list_nodes(engine: EngineRef, join: tuple[str, ...], key: str | None, form: Form) -> None:
     """List the nodes of a network, as 'status' finds them."""
-    settings = engine.settings(node__key=key)
-
-    async def find() -> PipesView:
-        return (await _found(engine, settings, join))[1]
-
-    print_list(
-        form,
-        run(find()).nodes,
-        figures,
-        empty="no nodes; start one with 'penstock node start'",
-    )
+    _, view = await _found(engine, engine.settings(node__key=key), join)
+    print_list(form, view.nodes, figures, empty="no nodes; start one with 'penstock node start'")
 
 
 @node.command()
 @joined
 @keyed
-@options(
-    """
-    --watch                 Refresh until Ctrl-C.
-    --interval DURATION=1s  Refresh interval.
-    """
-)
-def status(
+@options("--watch  Refresh until Ctrl-C.")
+async def status(
     engine: EngineRef,
     join: tuple[str, ...],
     key: str | None,
@@ -88,14 +73,7 @@ def status(
     """
     if watch and (json or not sys.stdout.isatty()):
         raise click.UsageError("--watch needs a terminal")
-    settings = engine.settings(node__key=key)
-    run(_status(engine, settings, join, max(0.1, interval) if watch else None, json))
-
-
-async def _status(
-    engine: EngineRef, settings: Settings, join: tuple[str, ...], interval: float | None, json: bool
-) -> None:
-    look, view = await _found(engine, settings, join)
+    look, view = await _found(engine, engine.settings(node__key=key), join)
 
     async def page() -> RenderableType:
         from rich.console import Group
@@ -107,8 +85,8 @@ async def _status(
             return Group(NetworkView(view), rich_text((error.message, "bold red")))
         return NetworkView(view)
 
-    if interval is not None:
-        await redraw(page, interval)
+    if watch:
+        await redraw(page, max(0.1, interval))
     elif json:
         print_json(view)
     elif view.nodes:
@@ -204,7 +182,7 @@ def prepare(engine: EngineRef, model: str, folder: Path, json: bool) -> None:
     if folder.exists():
         raise InvalidRequest("FOLDER", f"{folder} exists already: give a new folder")
     name, path = pipe_source(engine.settings(node__model=model))
-    with explained(), progress(name) as bar:
+    with progress(name) as bar:
         # Only now: these take a second to import.
         from penstock.workloads.pipes.weights.prepared import prepare as write
         from penstock.workloads.pipes.weights.source import open_source

@@ -16,11 +16,10 @@ from penstock.app.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, size
-from penstock.cli.generation import explained
 from penstock.cli.groups import command
 from penstock.cli.live import LiveScreen, Spinner
 from penstock.cli.node_screen import change_line, node_status
-from penstock.cli.options import Parsed, as_lines, options, together, verbose
+from penstock.cli.options import SHARED, Parsed, as_lines, options, together
 from penstock.cli.output import banner
 from penstock.core.errors import Misconfigured
 from penstock.workloads.llm.values import PIPE_TOPICS
@@ -118,7 +117,7 @@ _own = options(
     context=click.IntRange(min=16),
     prefill_chunk_size=click.IntRange(min=1),
 )
-node_options = together(_model, joined, keyed, _own, as_lines, verbose)
+node_options = together(_model, joined, keyed, _own, as_lines, SHARED["verbose"])
 """The options of a node; `settings_of` makes sense of them."""
 of_one = options(
     """
@@ -181,8 +180,7 @@ def run_node(engine: EngineRef, said: dict[str, Any]) -> int:
     settings = node_settings(engine, said)
     if not settings.node.end_model and (said["http"] or said["no_http"]):
         raise click.UsageError("a node without --end-model has no HTTP: leave --http out")
-    with explained():
-        return run_service(serve(engine, settings, said))
+    return run_service(serve(engine, settings, said))
 
 
 def node_settings(engine: EngineRef, said: dict[str, Any]) -> Settings:
@@ -214,14 +212,13 @@ def up(engine: EngineRef, /, **said: Any) -> int:
     count: int = said["nodes"]
     said |= {"end_model": True, "node_id": said["node_id"] or app.node_name()}
     settings = app.shared(node_settings(engine, said), count)
-    with explained():
-        with Spinner("looking at the model"):
-            source = app.open_model(settings)
-            ranges = app.cut(source, settings, count)
-        with Spinner("measuring"):
-            settings = app.measured_once(source, settings)
-        own = settings.changed(node__layers=ranges.pop(settings.node.node_id, "none"))
-        return run_service(serve(engine, own, said, app.children_of(own, ranges)))
+    with Spinner("looking at the model"):
+        source = app.open_model(settings)
+        ranges = app.cut(source, settings, count)
+    with Spinner("measuring"):
+        settings = app.measured_once(source, settings)
+    own = settings.changed(node__layers=ranges.pop(settings.node.node_id, "none"))
+    return run_service(serve(engine, own, said, app.children_of(own, ranges)))
 
 
 async def serve(

@@ -4,18 +4,20 @@ one of them, as `delete` or `pause`."""
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
 from penstock.cli.engine import EngineRef
+from penstock.cli.options import together
 from penstock.cli.output import (
     Form,
     Listing,
     Row,
     as_rows,
+    facts,
     name_of,
     print_done,
     print_list,
@@ -27,8 +29,10 @@ from penstock.ports.engine_api import EngineApi
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 T = TypeVar("T")
+_NO_OPTIONS = together()
 
 
 @dataclass(frozen=True)
@@ -38,42 +42,52 @@ class Noun(Generic[T]):
     group: click.Group
     row: Callable[[T, float], Row | list[Row]]
     """Its columns now; of a thing that takes several lines, those."""
-    find: Callable[[EngineApi], Awaitable[Sequence[T]]]
+    find: Callable[..., Awaitable[Sequence[T]]]
+    """Given the engine's API, and the options of `list`."""
     empty: str = ""
     """What is said if there are none."""
     reading: bool = False
     """Whether it works without a running engine."""
+    naming: Callable[[Any], Any] = _NO_OPTIONS
+    """Options that name one of them beside its name; what acts on one is given them too."""
 
-    def print(self, form: Form, found: Sequence[T], more: str = "") -> None:
-        now = time.time()
-        print_list(form, found, lambda one: self.row(one, now), empty=self.empty, more=more)
-
-    def list(self, sentence: str) -> None:
+    def list(self, sentence: str, options: Callable[[Any], Any] = _NO_OPTIONS) -> None:
         """Add the command `list`."""
 
         @self.group.command("list", help=sentence)
-        def list_all(engine: EngineRef, form: Form) -> None:
-            self.print(form, engine.ask(self.find, reading=self.reading))
+        @options
+        def list_all(engine: EngineRef, /, form: Form, **said: Any) -> None:
+            found = engine.ask(lambda api: self.find(api, **said), reading=self.reading)
+            now = time.time()
+            print_list(form, found, lambda one: self.row(one, now), empty=self.empty)
 
     def show(
-        self, sentence: str, get: Callable[[EngineApi, str], Awaitable[T]] | None = None
+        self,
+        sentence: str,
+        get: Callable[..., Awaitable[T]] | None = None,
+        details: Callable[[T, float], Iterable[tuple[str, str | Text]]] | None = None,
     ) -> None:
-        """Add the command `show`; without `get` it looks in the list."""
+        """Add the command `show`; without `get` it looks in the list, without `details` it shows
+        the columns."""
 
         @self.group.command("show", help=sentence)
-        def show_one(engine: EngineRef, name: str, form: Form) -> None:
-            one = engine.ask(lambda api: (get or self._get)(api, name), reading=self.reading)
-            rows = as_rows(self.row(one, time.time()))
-            name = name_of(rows)
+        @self.naming
+        def show_one(engine: EngineRef, /, name: str, form: Form, **said: Any) -> None:
+            found = engine.ask(
+                lambda api: (get or self._get)(api, name, **said), reading=self.reading
+            )
+            now = time.time()
+            rows = as_rows(self.row(found, now))
+            title = name_of(rows)
 
             def page() -> Iterator[RenderableType]:
                 if len(rows) > 1:
                     yield Listing(rows)
                 else:
-                    yield f"{self.group.name} {name}"
-                    yield row_facts(rows[0])
+                    yield f"{self.group.name} {title}"
+                    yield facts(details(found, now)) if details else row_facts(rows[0])
 
-            print_one(form, one, name, page)
+            print_one(form, found, title, page)
 
     async def _get(self, api: EngineApi, name: str) -> T:
         for one in await self.find(api):
@@ -86,14 +100,15 @@ class Noun(Generic[T]):
         self,
         verb: str,
         sentence: str,
-        do: Callable[[EngineApi, str], Awaitable[Any]],
+        do: Callable[..., Awaitable[Any]],
         said: Callable[[Any], str] | None = None,
     ) -> None:
         """Add a command that does something to one of them; `said` tells what came of it."""
 
         @self.group.command(verb, help=sentence)
-        def act_on(engine: EngineRef, name: str, json: bool) -> None:
-            done = engine.ask(lambda api: do(api, name))
+        @self.naming
+        def act_on(engine: EngineRef, /, name: str, json: bool, **more: Any) -> None:
+            done = engine.ask(lambda api: do(api, name, **more))
             if said is None:
                 print_done(json, {"name": name, "deleted": True}, f"{name} deleted")
             else:

@@ -119,96 +119,7 @@ def options(text: str, **types: Any) -> Callable[[F], F]:
     the parameter. An option without a value is a flag. The type is that of `types`, by parameter,
     or follows from the value.
     """
-    lines = re.sub(r"\n {6,}", " ", inspect.cleandoc(text)).splitlines()
-    return together(*(_option(line, types) for line in lines))
-
-
-def _option(line: str, types: Mapping[str, Any]) -> Callable[[F], F]:
-    found = _LINE.fullmatch(line)
-    assert found is not None, line
-    names = found["names"].split(", ")
-    parameter = found["parameter"] or names[-1].partition("/")[0].lstrip("-").replace("-", "_")
-    if (value := found["value"]) is None:
-        is_pair = "/" in names[-1]
-        flag: dict[str, Any] = {"default": None} if is_pair else {"is_flag": True}
-        return click.option(*names, parameter, help=found["help"], **flag)
-    several, required = value.endswith("..."), "!" in value
-    metavar, equals, default = value.removesuffix("...").replace("!", "").partition("=")
-    if "=VALUE" in value:
-        metavar, equals = value.removesuffix("..."), ""
-    kind = types.get(parameter) or _TYPES.get(metavar.partition("|")[0])
-    if bounds := _RANGE.fullmatch(metavar):
-        kind = click.IntRange(int(bounds[1]), int(bounds[2]) if bounds[2] else None)
-    return click.option(
-        *names,
-        parameter,
-        type=kind,
-        metavar=None if isinstance(kind, click.Choice) else "N" if bounds else metavar,
-        default=default if equals else None,
-        show_default=True if equals and default else None,
-        multiple=several,
-        required=required,
-        help=found["help"],
-    )
-
-
-as_json = click.option("--json", "json", is_flag=True, help="Print JSON.")
-as_lines = click.option("--json", "json", is_flag=True, help="Print JSON lines.")
-verbose = click.option("-v", "--verbose", is_flag=True, help="Log more.")
-sure = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-reason = click.option("--reason", default="", help="Why; kept in the history.")
-before = click.option("--before", type=int, metavar="SEQ", help="Next page: older than this.")
-given_input = click.option(
-    "--input", "given", metavar="JSON|@FILE|-", help="The arguments, a JSON object."
-)
-wait_timeout = click.option(
-    "--wait-timeout", type=DURATION, help="Maximum time to wait; running work continues."
-)
-attached = click.option("--wait", is_flag=True, help="Wait for the end.")
-states = click.option(
-    "--state", "states", type=STATE, multiple=True, help="In this state; may be repeated."
-)
-
-
-_format = click.option(
-    "-o",
-    "--format",
-    "form",
-    type=click.Choice([one.value for one in Form]),
-    default=Form.TABLE.value,
-    help="How to print it: a table, a wide one, names only, or JSON.",
-)
-_quiet = click.option("-q", "--quiet", is_flag=True, help="Names only, as -o name.")
-
-
-def limited(default: int, most: int | None = None) -> Callable[[F], F]:
-    """The option --limit of a list."""
-    return click.option(
-        *("-n", "--limit"),
-        type=click.IntRange(1, most),
-        default=default,
-        show_default=True,
-        help="Maximum number of results.",
-    )
-
-
-def started(default: bool | None) -> Callable[[F], F]:
-    """Whether a command that starts something waits for its end. Ctrl-C then cancels it."""
-    usual = "wait" if default else "detach"
-    return click.option(
-        "--wait/--detach",
-        " /-d",
-        "wait",
-        default=default,
-        help=f"Wait until it ends, or return at once; the default is to {usual}.",
-    )
-
-
-def waits(default: str, sentence: str) -> Callable[[F], F]:
-    """The option --wait-timeout of a command that always waits."""
-    return click.option(
-        "--wait-timeout", type=DURATION, default=default, show_default=True, help=sentence
-    )
+    return together(*_by_parameter(text, **types).values())
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -222,9 +133,53 @@ def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
-def several(name: str, sentence: str) -> Callable[[F], F]:
-    """An option KEY=VALUE that may be given more than once."""
-    return click.option(name, type=PAIR, multiple=True, metavar="KEY=VALUE", help=sentence)
+def _by_parameter(text: str, **types: Any) -> dict[str, Callable[[Any], Any]]:
+    lines = re.sub(r"\n {6,}", " ", inspect.cleandoc(text)).splitlines()
+    return dict(_option(line, types) for line in lines)
+
+
+def _option(line: str, types: Mapping[str, Any]) -> tuple[str, Callable[[Any], Any]]:
+    found = _LINE.fullmatch(line)
+    assert found is not None, line
+    names = found["names"].split(", ")
+    parameter = found["parameter"] or names[-1].partition("/")[0].lstrip("-").replace("-", "_")
+    if (value := found["value"]) is None:
+        is_pair = "/" in names[-1]
+        flag: dict[str, Any] = {"default": None} if is_pair else {"is_flag": True}
+        return parameter, click.option(*names, parameter, help=found["help"], **flag)
+    several, required = value.endswith("..."), "!" in value
+    metavar, equals, default = value.removesuffix("...").replace("!", "").partition("=")
+    if "=VALUE" in value:
+        metavar, equals = value.removesuffix("..."), ""
+    kind = types.get(parameter) or _TYPES.get(metavar.partition("|")[0])
+    if bounds := _RANGE.fullmatch(metavar):
+        kind = click.IntRange(int(bounds[1]), int(bounds[2]) if bounds[2] else None)
+    return parameter, click.option(
+        *names,
+        parameter,
+        type=kind,
+        metavar=None if isinstance(kind, click.Choice) else "N" if bounds else metavar,
+        default=default if equals else None,
+        show_default=True if equals and default else None,
+        multiple=several,
+        required=required,
+        help=found["help"],
+    )
+
+
+as_lines = options("--json  Print JSON lines.")
+
+
+def started(default: bool | None) -> Callable[[F], F]:
+    """Whether a command that starts something waits for its end. Ctrl-C then cancels it."""
+    usual = "wait" if default else "detach"
+    return click.option(
+        "--wait/--detach",
+        " /-d",
+        "wait",
+        default=default,
+        help=f"Wait until it ends, or return at once; the default is to {usual}.",
+    )
 
 
 serving = options(
@@ -255,21 +210,32 @@ job_options = options(
     priority=PRIORITY,
 )
 """The options of a job; `job_fields` makes sense of them."""
-SHARED: Mapping[str, Callable[[Any], Any]] = {
-    "json": as_json,
-    "form": together(_format, _quiet, as_json),
-    "verbose": verbose,
-    "yes": sure,
-    "reason": reason,
-    "before": before,
-    "states": states,
-    "given": given_input,
-    "tenant": click.option("--tenant", default="default", help="Its tenant."),
-    "wait": attached,
-    "wait_timeout": wait_timeout,
-    "interval": click.option(
-        "--interval", type=DURATION, default="1s", show_default=True, help="Refresh interval."
-    ),
+SHARED: Mapping[str, Callable[[Any], Any]] = _by_parameter(
+    """
+    --json                         Print JSON.
+    -v, --verbose                  Log more.
+    --yes                          Do not ask for confirmation.
+    --reason TEXT=                 Why; kept in the history.
+    --state STATE... as states     In this state; may be repeated.
+    --before SEQ                   Next page: older than this.
+    --input JSON|@FILE|- as given  The arguments, a JSON object.
+    --tenant TENANT=default        Its tenant.
+    --wait                         Wait for the end.
+    --wait-timeout DURATION        Maximum time to wait; running work continues.
+    --interval DURATION=1s         Refresh interval.
+    """,
+    states=STATE,
+    before=int,
+) | {
+    "form": together(
+        click.option(
+            *("-o", "--format", "form"),
+            type=click.Choice([one.value for one in Form]),
+            default=Form.TABLE.value,
+            help="How to print it: a table, a wide one, names only, or JSON.",
+        ),
+        options("-q, --quiet  Names only, as -o name.\n--json  Print JSON."),
+    )
 }
 """Options by the parameter of a command that has them."""
 

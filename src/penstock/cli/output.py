@@ -44,6 +44,10 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     click.echo(harmless(text), nl=nl, file=stream)  # noqa: TID251 (this is what all else uses)
 
 
+def echo_lines(lines: Iterable[str]) -> None:
+    echo("".join(f"{line}\n" for line in lines), nl=False)
+
+
 def echo_content(text: str, *, nl: bool = True, err: bool = False) -> None:
     """Print what a job wrote: into a pipe as it is."""
     stream = sys.stderr if err else sys.stdout
@@ -269,8 +273,7 @@ def print_list(
     if form is Form.JSON:
         print_json([json(one) for one in found] if json else found)
     elif form is Form.NAME:
-        named = name or (lambda one: name_of(row(one)))
-        echo("".join(f"{named(one)}\n" for one in found), nl=False)
+        echo_lines(map(name or (lambda one: name_of(row(one))), found))
     elif not found:
         echo(empty, err=True)
     else:

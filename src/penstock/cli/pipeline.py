@@ -5,31 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
+from penstock.app import App, Client
 from penstock.app.finding import find_job
 from penstock.app.service import cancelling
 from penstock.cli import pipeline_display as display
-from penstock.cli.engine import EngineRef, run
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import short_id
 from penstock.cli.groups import Commands
 from penstock.cli.nouns import Noun
-from penstock.cli.options import (
-    limited,
-    options,
-    read_object,
-    read_source,
-    several,
-    started,
-    waits,
-)
+from penstock.cli.options import options, read_object, read_source, started
 from penstock.cli.output import (
     Form,
     echo,
@@ -40,7 +33,7 @@ from penstock.cli.output import (
     print_one,
     warn,
 )
-from penstock.cli.pipeline_display import Json, RunView, ending, follow
+from penstock.cli.pipeline_display import RunView, ending, follow
 from penstock.core.errors import (
     InvalidRequest,
     NotFound,
@@ -51,24 +44,18 @@ from penstock.core.errors import (
 )
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.definition import load_pipeline
 from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery, item_view
 from penstock.workloads.pipeline.records import ItemOutcome, PipelineRecord, pipeline_of
 from penstock.workloads.pipeline.run_config import changed_fields
 
-if TYPE_CHECKING:
-    from penstock.app import Client
-    from penstock.workloads.pipeline.definition import Definition
-
-F = Callable[..., Any]
 STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensitive=False)
 OUTCOME = click.Choice([outcome.value for outcome in ItemOutcome], case_sensitive=False)
 _PEEK = 200
 """Bytes of an item's input that are read for a table."""
 _PATIENCE = 3600.0
 """Seconds to wait for a run after Ctrl-C cancelled it."""
-_strict = click.option(
-    "--strict", is_flag=True, help="End with 1 rather than 0 if the run ends PARTIAL."
-)
+_strict = options("--strict  End with 1 rather than 0 if the run ends PARTIAL.")
 
 
 async def find_run(api: EngineApi, text: str) -> PipelineRecord:
@@ -97,18 +84,19 @@ PIPELINES.list("List the pipelines that can be started.")
 
 
 @pipeline.command()
-def show(engine: EngineRef, name: str, form: Form) -> None:
+async def show(engine: EngineRef, name: str, form: Form) -> None:
     """Show a pipeline: its stages, its config, its alerts.
 
     If no engine is running, NAME is MODULE:PIPELINE.
     """
     try:
-        found = engine.ask(lambda api: api.pipelines.show(name))
+        async with engine.api() as api:
+            found = await api.pipelines.show(name)
     except NotRunning:
         if engine.connect:
             raise
         warn("no engine is running; this is what is installed here")
-        found = _installed(name).info()
+        found = load_pipeline(name).info()
     print_one(form, found, found.name, lambda: display.pipeline_page(found))
 
 
@@ -116,9 +104,10 @@ def show(engine: EngineRef, name: str, form: Form) -> None:
 
 
 @pipeline.command()
-@several("--set", "A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.")
 @options(
     """
+    --set KEY=VALUE...             A field of its config, as JSON or text; OUTER.INNER=VALUE; may be
+            repeated.
     --input JSON|FILE|- as config  Its config: a JSON object, or a file .json or .toml.
     --key KEY as idempotency_key   Idempotency key. Starting with the same key again returns the
             existing run.
@@ -127,7 +116,7 @@ def show(engine: EngineRef, name: str, form: Form) -> None:
 )
 @started(None)
 @_strict
-def start(
+async def start(
     engine: EngineRef,
     /,
     name: str,
@@ -148,26 +137,20 @@ def start(
     """
     pairs = said.pop("set")
     given = gather(config, pairs)
-    attached = partial(_attached, engine, strict=strict, json=json, wait_timeout=wait_timeout)
-
-    async def begin(api: EngineApi, name: str) -> PipelineRecord:
-        return await api.pipelines.start(name, given, **said)
-
-    async def started_run() -> int:
-        async with AsyncExitStack() as stack:
-            if wait is False:
-                api = await stack.enter_async_context(engine.api())
-                return await attached(api, partial(begin, name=name), wait=False)
-            own = partial(_own_engine, engine, name)
-            client, here = await stack.enter_async_context(engine.client_or(own))
-            wanted = _installed(name).name if here else name
-            starting = partial(begin, name=wanted)
-            return await attached(client.api, starting, wait=bool(wait) or here, here=here)
-
-    try:
-        return run(started_run())
-    except InvalidRequest as error:
-        raise explained(error, pairs) from error
+    async with AsyncExitStack() as stack:
+        if wait is False:  # an engine in this process would end with it
+            api, here = await stack.enter_async_context(engine.api()), False
+        else:
+            own = engine.client_or(partial(_own_engine, engine, name))
+            client, here = await stack.enter_async_context(own)
+            api = client.api
+        try:
+            wanted = load_pipeline(name).name if here else name
+            record = await api.pipelines.start(wanted, given, **said)
+        except InvalidRequest as error:
+            raise explained(error, pairs) from error
+        waits = bool(wait) or here or wait_timeout is not None
+        return await _attached(engine, api, record, waits, wait_timeout, strict, json, here)
 
 
 @pipeline.command()
@@ -187,12 +170,9 @@ async def retry(
     Runs again what failed and what depends on it, and reuses the rest. --wait shows it until
     it ends, as with 'start'.
     """
-
-    async def begin(api: EngineApi) -> PipelineRecord:
-        return await api.pipelines.retry_failed((await find_run(api, run_id)).id)
-
-    how = {"wait": wait, "strict": strict, "json": json}
-    return await _attached(engine, api, begin, wait_timeout=wait_timeout, **how)
+    record = await api.pipelines.retry_failed((await find_run(api, run_id)).id)
+    waits = wait or wait_timeout is not None
+    return await _attached(engine, api, record, waits, wait_timeout, strict, json)
 
 
 @pipeline.command()
@@ -215,28 +195,25 @@ async def watch(
 async def _attached(
     engine: EngineRef,
     api: EngineApi,
-    begin: Callable[[EngineApi], Awaitable[PipelineRecord]],
-    *,
+    record: PipelineRecord,
     wait: bool,
     wait_timeout: float | None,
     strict: bool,
     json: bool,
     here: bool = False,
 ) -> int:
-    """Begin a run, and show it to its end. Ctrl-C then cancels it."""
-    record = await begin(api)
-    watching = engine.command(f"pipeline watch {short_id(record.id)}")
-    if not wait and wait_timeout is None:
+    """Print the id of a run, or show it to its end. Ctrl-C then cancels it."""
+    if not wait:
         print_done(json, record, record.id)
         return Exit.OK
-    board, form = RunView(record), Json("record" if json else "")
+    watching = engine.command(f"pipeline watch {short_id(record.id)}")
 
     async def cancel(reason: str) -> None:
         await api.pipelines.cancel(record.id, reason=reason, timeout=_PATIENCE)
 
     try:
         async with asyncio.timeout(wait_timeout), cancelling(cancel) as interrupted:
-            ended = await follow(api, board, form)
+            ended = await follow(api, RunView(record), "record" if json else "")
         code = await ending(api, ended, engine, strict=strict, here=here)
         return Exit.INTERRUPTED if interrupted else code
     except TimeoutError:
@@ -246,21 +223,13 @@ async def _attached(
         raise
 
 
-def _installed(name: str) -> Definition:
-    from penstock.workloads.pipeline.definition import load_pipeline
-
-    return load_pipeline(name)
-
-
 @asynccontextmanager
 async def _own_engine(
     engine: EngineRef, name: str, running: Client | None
 ) -> AsyncIterator[Client]:
     """An engine in this process that serves one pipeline."""
-    from penstock.app import App
-
     warn("no engine is running; the run executes in this process")
-    definition, app = _installed(name), App()
+    definition, app = load_pipeline(name), App()
     app.add(definition)
     async with app.run(settings=engine.settings()) as client:
         await client.api.pipelines.show(definition.name)
@@ -324,10 +293,10 @@ def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> Invali
     --tenant TENANT              Of this tenant.
     --retry-of RUN               Only retries of this run.
     --before RUN                 Next page: older than this one.
+    -n, --limit 1..=20           Maximum number of results.
     """,
     states=STATUS,
 )
-@limited(20)
 async def runs(
     reading: EngineApi, limit: int, states: tuple[str, ...], form: Form, **said: Any
 ) -> None:
@@ -353,11 +322,11 @@ async def runs(
     """
     --outcome OUTCOME...  Only items with this outcome; may be repeated.
     --after SEQ=-1        The next page: after this one.
+    -n, --limit 1..1000=20  Maximum number of results.
     """,
     outcome=OUTCOME,
     after=int,
 )
-@limited(20, most=1000)
 async def items(
     reading: EngineApi, run_id: str, stage: str, outcome: tuple[str, ...], form: Form, **page: int
 ) -> None:
@@ -390,7 +359,7 @@ async def _peek(api: EngineApi, pointer: str) -> str:
 
 
 @pipeline.command()
-@waits("10s", "How long to wait for running items to stop.")
+@options("--wait-timeout DURATION=10s  How long to wait for running items to stop.")
 async def cancel(api: EngineApi, run_id: str, reason: str, wait_timeout: float, json: bool) -> int:
     """Cancel a run.
 

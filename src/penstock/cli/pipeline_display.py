@@ -273,14 +273,6 @@ _LOOK = 0.25
 """Seconds between reads of the record while a run is shown live."""
 
 
-class Json(StrEnum):
-    """What is printed as JSON: nothing, the final record, or the events."""
-
-    NOTHING = ""
-    RECORD = "record"
-    EVENTS = "events"
-
-
 @dataclass
 class RunView:
     """The live view of a run: its latest record, drawn as of now."""
@@ -298,7 +290,8 @@ class RunView:
 
 
 async def follow(api: EngineApi, board: RunView, json: str = "") -> PipelineRecord:
-    """Show a run until it ends: live on a terminal, else as lines."""
+    """Show a run until it ends: live on a terminal, else as lines. `json`: print its `events`, or
+    its final `record`."""
     job_id, pipelines = board.record.id, api.pipelines
     if sys.stdout.isatty() and not json:
         await _live(api, board)

@@ -12,10 +12,12 @@ from typing import Any
 
 import click
 
+from penstock import __version__
 from penstock.cli.engine import engine_options
 from penstock.cli.exits import Exit, exit_of
+from penstock.cli.formats import span
 from penstock.cli.groups import Commands
-from penstock.cli.output import echo, warn
+from penstock.cli.output import warn
 from penstock.core.errors import DEBUG, PenstockError, TooMany
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -181,14 +183,6 @@ def _use_config(ctx: click.Context, param: click.Parameter, value: str | None) -
         os.environ["PENSTOCK_CONFIG"] = value
 
 
-def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from penstock import __version__
-
-        echo(f"penstock {__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -202,14 +196,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     expose_value=False,
     help="The settings file; else PENSTOCK_CONFIG or ./penstock.toml.",
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version.",
-)
+@click.version_option(__version__, message="%(prog)s %(version)s", help="Print the version.")
 def penstock() -> None:
     """A durable job engine: no accepted job is lost, none is silently run twice."""
 
@@ -218,7 +205,7 @@ def run(args: Sequence[str], **extra: Any) -> int:
     """Run one command and return its exit code."""
     try:
         done = penstock.main(list(args), "penstock", standalone_mode=False, **extra)
-        _flush()
+        sys.stdout.flush()
         return done if isinstance(done, int) else Exit.OK
     except BrokenPipeError:
         # Whoever read our output has had enough; what is left has nowhere to go.
@@ -227,14 +214,21 @@ def run(args: Sequence[str], **extra: Any) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        return _explain(error)
+        return _explain(_known(error))
     except KeyboardInterrupt:
         warn("interrupted")
         return Exit.INTERRUPTED
 
 
-def _flush() -> None:
-    sys.stdout.flush()
+def _known(error: Exception) -> Exception:
+    """The same; the failure of a model as an error that says what to do."""
+    from penstock.models.values import LlmFailure
+
+    if not isinstance(error, LlmFailure):
+        return error
+    from penstock.cli.generation import model_error
+
+    return model_error(error)
 
 
 def _explain(error: Exception) -> int:
@@ -250,7 +244,10 @@ def _explain(error: Exception) -> int:
             warn(error.format_message())
             return Exit.USAGE
         case PenstockError():
-            warn(error.message, error.hint or _when(error))
+            hint = error.hint
+            if isinstance(error, TooMany) and not hint:
+                hint = f"try again in {span(error.retry_after)}"
+            warn(error.message, hint)
             return exit_of(error)
         case _:
             warn(
@@ -258,12 +255,3 @@ def _explain(error: Exception) -> int:
                 f"{DEBUG}=1 shows where; please report it",
             )
             return Exit.FAILED
-
-
-def _when(error: PenstockError) -> str:
-    """What to do about an error that passes by itself."""
-    if not isinstance(error, TooMany):
-        return ""
-    from penstock.cli.formats import span
-
-    return f"try again in {span(error.retry_after)}"

@@ -14,13 +14,14 @@ from penstock.cli.formats import Number, moment, span
 from penstock.cli.groups import Commands
 from penstock.cli.nouns import Noun
 from penstock.cli.options import (
+    SHARED,
     job_fields,
     job_options,
     options,
     read_object,
     read_source,
 )
-from penstock.cli.output import Form, Row, facts, print_done, print_one, record
+from penstock.cli.output import Row, print_done, record
 from penstock.ports.engine_api import CatchUp, EngineApi, Schedule, ScheduleView
 
 CATCH_UP = click.Choice([one.value for one in CatchUp])
@@ -44,7 +45,7 @@ def schedule() -> None:
     catch_up=CATCH_UP,
 )
 @job_options
-def create(
+async def create(
     engine: EngineRef,
     /,
     name: str,
@@ -70,29 +71,28 @@ def create(
 
     payload = None if given is None else read_object("--input", read_source("--input", given))
     fields = {"job_id": "", "topic": topic, "tenant": tenant, **checked(job_fields(options))}
-
-    async def make(api: EngineApi) -> ScheduleView:
+    async with engine.api() as api:
         pointer = "" if payload is None else await api.put_blob(encode_input(payload))
-        made = Schedule(
-            name=name,
-            cron=cron,
-            request=JobRequest(context_ptr=pointer, **fields),
-            timezone=timezone,
-            catch_up=CatchUp(catch_up),
-            overlap=not no_overlap,
-            tenant=tenant,
-            paused=paused,
+        view = await api.schedules.put(
+            Schedule(
+                name=name,
+                cron=cron,
+                request=JobRequest(context_ptr=pointer, **fields),
+                timezone=timezone,
+                catch_up=CatchUp(catch_up),
+                overlap=not no_overlap,
+                tenant=tenant,
+                paused=paused,
+            )
         )
-        return await api.schedules.put(made)
-
-    _tell(engine.ask(make), json)
+    print_done(json, view, _next(view))
 
 
-def _tell(view: ScheduleView, json: bool) -> None:
-    print_done(json, view, f"{view.schedule.name} {_next(view, time.time())}")
+def _next(view: ScheduleView) -> str:
+    return f"{view.schedule.name} {_firing(view, time.time())}"
 
 
-def _next(view: ScheduleView, now: float) -> str:
+def _firing(view: ScheduleView, now: float) -> str:
     if view.schedule.paused:
         return "is paused"
     if view.next_at is None:
@@ -116,26 +116,9 @@ def schedule_row(view: ScheduleView, now: float) -> Row:
     }
 
 
-SCHEDULES = Noun(
-    schedule,
-    schedule_row,
-    lambda api: api.schedules.list(),
-    "no schedules; create one with 'penstock schedule create NAME CRON TOPIC'",
-)
-SCHEDULES.list("List the schedules.")
-
-
-@schedule.command()
-async def show(api: EngineApi, name: str, tenant: str, form: Form) -> None:
-    """Show a schedule, its next times and its last job."""
-    view = await api.schedules.get(name, tenant)
-    now = time.time()
-    print_one(form, view, name, lambda: [f"schedule {name}", facts(_facts(view, now))])
-
-
 def _facts(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:
     known = view.schedule
-    yield "now", _next(view, now)
+    yield "now", _firing(view, now)
     yield "cron", f"{known.cron}, {known.timezone}"
     if view.next_at is not None:
         yield "times", ", ".join(_times(view)[:_AHEAD])
@@ -165,30 +148,46 @@ def _times(view: ScheduleView) -> list[str]:
     return [f"{datetime.fromtimestamp(at, local):%Y-%m-%d %H:%M:%S %Z}" for at in view.upcoming]
 
 
-@schedule.command()
-async def pause(api: EngineApi, name: str, tenant: str, json: bool) -> None:
+async def _fire(api: EngineApi, name: str, tenant: str) -> dict[str, Any]:
+    return record(await api.schedules.fire(name, tenant))
+
+
+SCHEDULES = Noun(
+    schedule,
+    schedule_row,
+    lambda api: api.schedules.list(),
+    "no schedules; create one with 'penstock schedule create NAME CRON TOPIC'",
+    naming=SHARED["tenant"],
+)
+SCHEDULES.list("List the schedules.")
+SCHEDULES.show(
+    "Show a schedule, its next times and its last job.",
+    lambda api, name, tenant: api.schedules.get(name, tenant),
+    _facts,
+)
+SCHEDULES.act(
+    "pause",
     """Pause a schedule.
 
     Times that pass while it is paused are skipped.
-    """
-    _tell(await api.schedules.pause(name, tenant), json)
-
-
-@schedule.command()
-async def resume(api: EngineApi, name: str, tenant: str, json: bool) -> None:
-    """Resume a paused schedule, from its next time on."""
-    _tell(await api.schedules.pause(name, tenant, paused=False), json)
-
-
-@schedule.command()
-async def fire(api: EngineApi, name: str, tenant: str, json: bool) -> None:
-    """Submit its job now, in addition to its times; prints the id."""
-    job = await api.schedules.fire(name, tenant)
-    print_done(json, record(job), job.job_id)
-
-
-@schedule.command()
-async def delete(api: EngineApi, name: str, tenant: str, json: bool) -> None:
-    """Delete a schedule. Jobs that it submitted go on."""
-    await api.schedules.delete(name, tenant)
-    print_done(json, {"name": name, "deleted": True}, f"{name} deleted")
+    """,
+    lambda api, name, tenant: api.schedules.pause(name, tenant),
+    _next,
+)
+SCHEDULES.act(
+    "resume",
+    "Resume a paused schedule, from its next time on.",
+    lambda api, name, tenant: api.schedules.pause(name, tenant, paused=False),
+    _next,
+)
+SCHEDULES.act(
+    "fire",
+    "Submit its job now, in addition to its times; prints the id.",
+    _fire,
+    lambda job: str(job["job_id"]),
+)
+SCHEDULES.act(
+    "delete",
+    "Delete a schedule. Jobs that it submitted go on.",
+    lambda api, name, tenant: api.schedules.delete(name, tenant),
+)

@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import click
-from msgspec import Struct
 
 from penstock.app.finding import every_job, find_job, first_try_of
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.formats import plural, total
-from penstock.cli.options import as_json, options, sure, together
+from penstock.cli.options import SHARED, options, together
 from penstock.cli.output import echo, print_done, print_json, warn
 from penstock.core.errors import PenstockError
 from penstock.ports.engine_api import Bulk, EngineApi
@@ -94,67 +93,46 @@ chosen = together(
     click.argument("jobs", nargs=-1, metavar="[JOB...]"),
     filtered,
     options("--all as everything  Every job to which this can be done."),
-    sure,
-    as_json,
+    SHARED["yes"],
+    SHARED["json"],
 )
-"""The options of an act on jobs: ids, filters or --all. They become a Choice."""
+"""The options of an act on jobs: ids, filters or --all. `act` makes sense of them."""
 
 
-class Choice(Struct, frozen=True):
-    """Which jobs to do something to."""
+async def act(
+    engine: EngineRef,
+    said: dict[str, Any],
+    verb: str,
+    one: Callable[[EngineApi, str], Awaitable[Done]],
+    many: Callable[[EngineApi, JobQuery], Awaitable[Bulk]] | None = None,
+    told: str = "",
+    **more: Any,
+) -> Exit:
+    """Do something to each job that is named; all are tried. With filters, do it to all that match
+    after asking: by `many`, whose outcome is `told` with a gap for how many, or to each. `more` are
+    fields of the query that every job has to which this can be done."""
+    ids, everything, sure, json = (said.pop(name) for name in ("jobs", "everything", "yes", "json"))
+    narrowed = any(value not in (None, ()) for value in said.values())
+    if bool(ids) + narrowed + everything != 1:
+        raise click.UsageError("no jobs selected: give ids, filters or --all")
+    async with engine.api() as api:
 
-    engine: EngineRef
-    said: dict[str, Any]
-    """What the options of `chosen` are."""
-    more: dict[str, Any]
-    """Other fields of the query: what every job has to which this can be done."""
+        async def on_one(text: str) -> Done:
+            return await one(api, (await find_job(api, text)).job_id)
 
-    @property
-    def ids(self) -> tuple[str, ...]:
-        ids: tuple[str, ...] = self.said["jobs"]
-        return ids
-
-    def act(
-        self,
-        verb: str,
-        one: Callable[[EngineApi, str], Awaitable[Done]],
-        many: Callable[[EngineApi, JobQuery], Awaitable[Bulk]] | None = None,
-        told: str = "",
-    ) -> int:
-        """Do it to each job that is named; all are tried. With filters, do it to all that match
-        after asking: by `many`, whose outcome is `told` with a gap for how many, or to each."""
-        narrowed = any(value not in (None, ()) for value in self._filters.values())
-        if bool(self.ids) + narrowed + self.said["everything"] != 1:
-            raise click.UsageError("no jobs selected: give ids, filters or --all")
-
-        async def acted(api: EngineApi) -> Exit:
-            async def on_one(text: str) -> Done:
-                return await one(api, (await find_job(api, text)).job_id)
-
-            if self.ids:
-                return await each(job_ids(self.ids), on_one, json=self.said["json"])
-            query = await query_of(api, self._filters, **self.more)
-            if not self.said["yes"] and not await confirmed(api, query, verb):
-                return Exit.OK
-            if many is not None:
-                return self._tell(await many(api, query), told)
+        if ids:
+            return await each(job_ids(ids), on_one, json=json)
+        query = await query_of(api, said, **more)
+        if not sure and not await confirmed(api, query, verb):
+            return Exit.OK
+        if many is None:
             found = [job.job_id for job in await every_job(api, query)]
-            return await each(found, on_one, json=self.said["json"])
-
-        return self.engine.ask(acted)
-
-    @property
-    def _filters(self) -> dict[str, Any]:
-        apart = ("jobs", "everything", "yes", "json")
-        return {name: value for name, value in self.said.items() if name not in apart}
-
-    def _tell(self, bulk: Bulk, told: str) -> Exit:
-        print_done(
-            self.said["json"], bulk, told.format(f"{bulk.done:,} of {plural(bulk.matched, 'job')}")
-        )
-        for job_id, why in () if self.said["json"] else bulk.refused:
-            warn(f"{job_id}: {why}")
-        return Exit.CONFLICT if bulk.refused else Exit.OK
+            return await each(found, on_one, json=json)
+        bulk = await many(api, query)
+    print_done(json, bulk, told.format(f"{bulk.done:,} of {plural(bulk.matched, 'job')}"))
+    for job_id, why in () if json else bulk.refused:
+        warn(f"{job_id}: {why}")
+    return Exit.CONFLICT if bulk.refused else Exit.OK
 
 
 async def confirmed(api: EngineApi, query: JobQuery, verb: str) -> bool:

@@ -24,7 +24,6 @@ from penstock.cli.options import (
     read_object,
     read_source,
     started,
-    waits,
 )
 from penstock.cli.output import echo, print_done, print_json, warn
 from penstock.cli.selection import Done, each
@@ -217,7 +216,7 @@ def _line(line: dict[str, Any], given: dict[str, Any]) -> Submission:
 
 
 @spool.command()
-@waits("10s", "How long to wait for running work to end.")
+@options("--wait-timeout DURATION=10s  How long to wait for running work to end.")
 def cancel(
     workspace: Path, job: tuple[str, ...], reason: str, wait_timeout: float, json: bool
 ) -> int:

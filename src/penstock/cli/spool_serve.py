@@ -20,7 +20,7 @@ from penstock.app.service import Stop, log_to_stderr, run_service
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import moment, plural, size, span
-from penstock.cli.generation import PULL, explained
+from penstock.cli.generation import PULL
 from penstock.cli.groups import command
 from penstock.cli.live import LiveScreen
 from penstock.cli.options import as_lines, converted, options
@@ -182,7 +182,7 @@ async def _serve(
 
     stop = Stop()
     stop.listen()
-    with LiveScreen(_line, json=json) as screen, explained():
+    with LiveScreen(_line, json=json) as screen:
         log_to_stderr(verbose=verbose)
         name, runner = make()
         try:

@@ -18,7 +18,7 @@ from penstock.cli.formats import Whole, moment, plural, span
 from penstock.cli.generation import is_piped, piped
 from penstock.cli.groups import command
 from penstock.cli.live import TextStream, progress, redraw
-from penstock.cli.options import as_lines, limited, options
+from penstock.cli.options import as_lines, options
 from penstock.cli.output import (
     Form,
     Listing,
@@ -278,10 +278,12 @@ def _wait_idle(flow: Flow, timeout: float | None, json: bool) -> int:
 
 @command("list")
 @options(
-    "--state STATE... as states  In this state; may be repeated.",
+    """
+    --state STATE... as states  In this state; may be repeated.
+    -n, --limit 1..=20          Maximum number of results.
+    """,
     states=click.Choice(VISIBLE, case_sensitive=False),
 )
-@limited(20)
 def list_jobs(workspace: Path, states: tuple[str, ...], limit: int, form: Form) -> None:
     """List jobs, newest first."""
     flow = Flow(workspace_at(workspace))

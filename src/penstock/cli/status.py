@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from penstock.app.job_details import reasons
-from penstock.cli.engine import EngineRef, run
+from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
 from penstock.cli.formats import plural, short_id, span, total
 from penstock.cli.groups import command
@@ -38,7 +38,6 @@ from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
 from penstock.ports.engine_api import (
     EngineApi,
     EngineStatus,
-    FailureCount,
     JobTotal,
     Timeline,
     WorkerView,
@@ -54,23 +53,22 @@ _WAITING = 50
 """The oldest waiting jobs, which are looked at."""
 _WORKERS = 10
 _FAILURES = 5
+_DEAD = JobQuery(dead=True)
 
 # -- status ------------------------------------------------------------------------
 
 
 @command()
-def status(engine: EngineRef, json: bool) -> int:
+async def status(engine: EngineRef, json: bool) -> int:
     """Show whether the engine runs, its jobs and workers, and what needs a person.
 
     The exit code is 8 if no engine runs.
     """
-
-    async def look(api: EngineApi) -> tuple[EngineStatus, list[WorkerView], JobTotal]:
-        return await api.status(), await api.workers(), await api.count(JobQuery(dead=True))
-
     where = engine.connect or str(engine.settings().data_dir)
     try:
-        found, workers, dead = engine.ask(look)
+        async with engine.api() as api:
+            found, workers = await api.status(), await api.workers()
+            dead = await api.count(_DEAD)
     except NotRunning:
         starting = engine.command("up --app MODULE:APP")
         if json:
@@ -100,18 +98,21 @@ def status(engine: EngineRef, json: bool) -> int:
         _states(found),
     )
     if needs:
-        emit("", rich_text(("needs attention", "bold yellow")), *(f"  {one}" for one in needs))
+        emit(*_attention(needs))
     return Exit.OK
+
+
+def _attention(needs: list[str]) -> list[RenderableType]:
+    return ["", rich_text(("needs attention", "bold yellow")), *(f"  {one}" for one in needs)]
 
 
 def _needs(
     engine: EngineRef, found: EngineStatus, workers: list[WorkerView], dead: JobTotal
 ) -> Iterator[str]:
     """What waits for a person, with the command for each."""
-    if found.awaiting_approval:
+    if count := found.awaiting_approval:
         listing = engine.command("ps --awaiting-approval")
-        count = plural(found.awaiting_approval, "job")
-        yield f"{count} awaiting approval: {listing}"
+        yield f"{plural(count, 'job')} awaiting approval: {listing}"
     if dead.count:
         yield f"{total(dead)} failed or timed out, not retried: {engine.command('ps --dead')}"
     if found.waiting and not workers:
@@ -152,21 +153,12 @@ class Snapshot(Struct, frozen=True):
 
 
 @command()
-@options(
-    """
-    --interval DURATION=1s  Refresh interval.
-    --once                  Print one snapshot; the default without a terminal.
-    """
-)
-def top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
+@options("--once  Print one snapshot; the default without a terminal.")
+async def top(engine: EngineRef, api: EngineApi, interval: float, once: bool, json: bool) -> None:
     """Watch the engine: what needs a person, jobs, rates, failures, workers.
 
     Ctrl-C ends it. With --json it prints one snapshot.
     """
-    run(_top(engine, max(0.1, interval), once or not sys.stdout.isatty(), json))
-
-
-async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> None:
     snapshot: Snapshot | None = None
 
     async def page() -> RenderableType:
@@ -174,30 +166,25 @@ async def _top(engine: EngineRef, interval: float, once: bool, json: bool) -> No
         before, snapshot = snapshot, await _look(api)
         return _page(engine, snapshot, before)
 
-    async with engine.api() as api:
-        if json:
-            print_json(_as_json(await _look(api)))
-        elif once:
-            emit(await page())
-        else:
-            await redraw(page, interval)
+    if json:
+        print_json(_as_json(await _look(api)))
+    elif once or not sys.stdout.isatty():
+        emit(await page())
+    else:
+        await redraw(page, max(0.1, interval))
 
 
 async def _look(api: EngineApi) -> Snapshot:
-    waits = JobQuery(states=tuple(WAITING), oldest_first=True, limit=_WAITING)
     status, workers, waiting, running, hour, dead = await asyncio.gather(
         api.status(),
         api.workers(),
-        api.find(waits),
-        api.find(_RUNNING),
+        api.find(JobQuery(states=tuple(WAITING), oldest_first=True, limit=_WAITING)),
+        api.find(JobQuery(states=tuple(HELD), oldest_first=True, limit=_SHOWN)),
         api.timeline(),
-        api.count(JobQuery(dead=True)),
+        api.count(_DEAD),
     )
     why = await reasons(api, waiting) | await reasons(api, running)
     return Snapshot(time.time(), status, workers, running, waiting, why, hour, dead)
-
-
-_RUNNING = JobQuery(states=tuple(HELD), oldest_first=True, limit=_SHOWN)
 
 
 def _as_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -209,12 +196,22 @@ def _as_json(snapshot: Snapshot) -> dict[str, Any]:
 def _page(engine: EngineRef, snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
     from rich.console import Group
 
-    parts: list[RenderableType] = [_title(snapshot), "", _states(snapshot.status)]
+    status = snapshot.status
+    title = rich_text(
+        ("penstock", "bold"),
+        f" {status.version}  {status.data_dir}  durability {status.durability.value}"
+        f"  up {span(snapshot.at - status.started_at)}",
+        cut=True,
+    )
+    parts: list[RenderableType] = [title, "", _states(status)]
     parts += ["", _rates(snapshot, before), _hour(snapshot.hour)]
-    if needs := [*_needs(engine, snapshot.status, snapshot.workers, snapshot.dead)]:
-        parts += ["", rich_text(("needs attention", "bold yellow")), *(f"  {one}" for one in needs)]
+    if needs := [*_needs(engine, status, snapshot.workers, snapshot.dead)]:
+        parts += _attention(needs)
     if failures := snapshot.hour.failures[:_FAILURES]:
-        parts += ["", Listing(list(map(_failure_row, failures)))]
+        rows: list[Row] = [
+            {"FAILED": one.count, "TOPIC": one.topic, "ERROR": one.error_code} for one in failures
+        ]
+        parts += ["", Listing(rows)]
     if running := snapshot.running:
         row = partial(job_row, why=snapshot.why, now=snapshot.at, title="RUNNING")
         parts += ["", Listing(list(map(row, running)), wide=console().width >= WIDE)]
@@ -223,19 +220,9 @@ def _page(engine: EngineRef, snapshot: Snapshot, before: Snapshot | None) -> Ren
     if snapshot.workers:
         busiest = sorted(snapshot.workers, key=lambda worker: -worker.held)[:_WORKERS]
         shown = ("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "TOPICS")
-        rows = [worker_row(worker, snapshot.at) for worker in busiest]
-        parts += ["", Listing([{name: row[name] for name in shown} for row in rows])]
+        found = [worker_row(worker, snapshot.at) for worker in busiest]
+        parts += ["", Listing([{name: row[name] for name in shown} for row in found])]
     return Group(*parts)
-
-
-def _title(snapshot: Snapshot) -> RenderableType:
-    status = snapshot.status
-    return rich_text(
-        ("penstock", "bold"),
-        f" {status.version}  {status.data_dir}  durability {status.durability.value}"
-        f"  up {span(snapshot.at - status.started_at)}",
-        cut=True,
-    )
 
 
 def _states(status: EngineStatus) -> RenderableType:
@@ -263,10 +250,6 @@ def _rates(snapshot: Snapshot, before: Snapshot | None) -> str:
     return f"{counts}   in {taken_in:,.0f}/s   out {ended:,.0f}/s"
 
 
-def _failure_row(one: FailureCount) -> Row:
-    return {"FAILED": one.count, "TOPIC": one.topic, "ERROR": one.error_code}
-
-
 def _hour(hour: Timeline) -> str:
     total, ended = hour.total, sum(hour.total.ended.values())
     said = f"last hour: ended {ended:,} ({ended / len(hour.points):,.1f} a minute)"
@@ -285,14 +268,13 @@ def _waiting(snapshot: Snapshot) -> RenderableType:
         groups.setdefault((job.state, job.request.topic, why), []).append(job)
     rows: list[Row] = []
     for (state, topic, why), jobs in list(groups.items())[:_SHOWN]:
-        oldest = jobs[0]
-        one = short_id(chain_of(oldest.request))
+        one, count = jobs[0], len(jobs)
         rows.append(
             {
-                "WAITING": one if len(jobs) == 1 else plural(len(jobs), "job"),
+                "WAITING": short_id(chain_of(one.request)) if count == 1 else plural(count, "job"),
                 "STATE": styled(state),
                 "TOPIC": topic,
-                "SINCE": span(snapshot.at - oldest.accepted_at),
+                "SINCE": span(snapshot.at - one.accepted_at),
                 "WHY": why,
             }
         )

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.app import load_app
 from penstock.app.service import log_to_stderr, poll, run_service
-from penstock.cli.engine import EngineRef, run
+from penstock.app.up import serve_engine
+from penstock.cli.engine import EngineRef
 from penstock.cli.formats import plural, span
 from penstock.cli.groups import command
-from penstock.cli.options import options, serving, waits
+from penstock.cli.options import options, serving
 from penstock.cli.output import banner, echo, print_done
 from penstock.core.errors import (
     NotPermitted,
@@ -80,9 +82,6 @@ def up(
     It runs until SIGTERM, SIGINT or 'penstock down', then lets running jobs finish; a second signal
     stops it at once. Unfinished jobs go on after the next start.
     """
-    from penstock.app import load_app
-    from penstock.app.up import serve_engine
-
     if engine.connect:
         raise click.UsageError("--connect can't be used here: --listen says where to listen")
     said["bus__start_server"] = cluster or None
@@ -180,9 +179,13 @@ _LOOK = 0.1
 
 
 @command()
-@options("--now  Do not let running jobs finish.")
-@waits("60s", "How long to wait for it to end.")
-def down(engine: EngineRef, now: bool, wait_timeout: float, json: bool) -> None:
+@options(
+    """
+    --now                        Do not let running jobs finish.
+    --wait-timeout DURATION=60s  How long to wait for it to end.
+    """
+)
+async def down(engine: EngineRef, now: bool, wait_timeout: float, json: bool) -> None:
     """Stop the engine of this data directory.
 
     It lets running jobs finish, and this command waits until it has ended. Unfinished jobs go on
@@ -190,11 +193,7 @@ def down(engine: EngineRef, now: bool, wait_timeout: float, json: bool) -> None:
     """
     if engine.connect:
         raise click.UsageError("--connect can't be used here: run it where the engine runs")
-    run(_down(engine, now, wait_timeout, json))
-
-
-async def _down(ref: EngineRef, now: bool, wait_timeout: float, json: bool) -> None:
-    async with ref.api() as api:
+    async with engine.api() as api:
         pid = (await api.status()).pid
     try:
         os.kill(pid, signal.SIGTERM)
@@ -208,7 +207,7 @@ async def _down(ref: EngineRef, now: bool, wait_timeout: float, json: bool) -> N
 
     async def is_gone() -> bool | None:
         try:
-            async with ref.client():
+            async with engine.client():
                 return None
         except NotRunning:
             return True
