@@ -43,11 +43,6 @@ def model_error(failure: LlmFailure) -> PenstockError:
     return kind(failure.message, hint=hint)
 
 
-def piped() -> bytes:
-    """What comes on standard input; nothing if that is a terminal."""
-    return b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
-
-
 def is_piped() -> bool:
     """Whether something may come: a terminal would have to be typed at, a device is no prompt."""
     try:

@@ -29,7 +29,7 @@ def job_ids(given: Sequence[str]) -> list[str]:
     """The ids on the command line; `-` stands for those on standard input."""
     ids: list[str] = []
     for text in given:
-        ids += sys.stdin.read().split() if text == "-" else [text]
+        ids += sys.stdin.buffer.read().decode("utf-8", "replace").split() if text == "-" else [text]
     return ids
 
 

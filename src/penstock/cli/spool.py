@@ -25,7 +25,7 @@ from penstock.cli.options import (
     read_source,
     started,
 )
-from penstock.cli.output import echo, print_done, print_json, warn
+from penstock.cli.output import echo, echo_lines, print_done, print_json, warn
 from penstock.cli.selection import Done, each
 from penstock.cli.spool_serve import serve
 from penstock.cli.spool_view import (
@@ -37,7 +37,7 @@ from penstock.cli.spool_view import (
     result,
     status,
     wait,
-    wait_for,
+    warn_if_unserved,
     watch,
     workspace_at,
 )
@@ -125,7 +125,9 @@ def submit(
     [job_id] = Work(place).submit_many([job])
     if waits:
         try:
-            return print_found(wait_for(place, job_id, wait_timeout), json=json)
+            flow = Flow(place)
+            warn_if_unserved(flow)
+            return print_found(flow.wait(job_id, wait_timeout), json=json)
         except KeyboardInterrupt:
             warn("cancelling")
             changes.cancel(place, job_id, "SIGINT at the terminal")
@@ -227,34 +229,25 @@ def cancel(
     on standard input.
     """
     place = workspace_at(workspace)
+    flow = Flow(place)
 
     async def cancel_one(job_id: str) -> Done:
-        return _cancel(place, job_id, reason, wait_timeout)
+        status = flow.status(job_id)
+        code, said = Exit.CONFLICT, f"had ended already: {status}"
+        if not SPOOL.is_final(status):
+            status = changes.cancel(place, job_id, reason or "cancelled by its user")
+            try:
+                found = flow.wait(job_id, wait_timeout)
+            except WaitTimedOut:
+                code, said = Exit.NOT_YET, f"was asked to end and is still {flow.status(job_id)}"
+            else:
+                status, said = found.status, f"had ended already: {found.status}"
+                if found.meta.code == changes.CANCELLED:
+                    code, said = Exit.OK, "cancelled"
+        view = {"job_id": job_id, "status": status.value, "cancelled": code is Exit.OK}
+        return code, view, f"{job_id} {said}"
 
     return run(each(_named(job), cancel_one, json=json))
-
-
-def _cancel(workspace: Workspace, job_id: str, reason: str, timeout: float) -> Done:
-    flow = Flow(workspace)
-    if SPOOL.is_final(before := flow.status(job_id)):
-        return _told(job_id, before, Exit.CONFLICT, f"had ended already: {before}")
-    now = changes.cancel(workspace, job_id, reason or "cancelled by its user")
-    if not SPOOL.is_final(now):
-        try:
-            flow.wait(job_id, timeout)
-        except WaitTimedOut:
-            said = f"was asked to end and is still {flow.status(job_id)}"
-            return _told(job_id, now, Exit.NOT_YET, said)
-    found = flow.get(job_id)
-    if found.meta.code == changes.CANCELLED:
-        return _told(job_id, found.status, Exit.OK, "cancelled")
-    return _told(job_id, found.status, Exit.CONFLICT, f"had ended already: {found.status}")
-
-
-def _told(job_id: str, status: Status, code: Exit, said: str) -> Done:
-    cancelled = code is Exit.OK
-    view = {"job_id": job_id, "status": status.value, "cancelled": cancelled}
-    return code, view, f"{job_id} {said}"
 
 
 @spool.command()
@@ -312,7 +305,7 @@ def prune(
     if json:
         print_json({"removed": [] if dry_run else gone, "matched": gone})
     elif dry_run:
-        echo("".join(f"{job_id}\n" for job_id in gone), nl=False)
+        echo_lines(gone)
         warn(f"{plural(len(gone), 'job')} would be deleted")
     else:
         echo(f"deleted {plural(len(gone), 'job')}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import msgspec
 from penstock.cli.engine import run
 from penstock.cli.exits import Exit
 from penstock.cli.formats import Whole, moment, plural, span
-from penstock.cli.generation import is_piped, piped
+from penstock.cli.generation import is_piped
 from penstock.cli.groups import command
 from penstock.cli.live import TextStream, progress, redraw
 from penstock.cli.options import as_lines, options
@@ -24,6 +25,7 @@ from penstock.cli.output import (
     Listing,
     Row,
     echo,
+    echo_lines,
     emit,
     print_done,
     print_json,
@@ -33,6 +35,7 @@ from penstock.cli.output import (
     styled,
     warn,
 )
+from penstock.cli.selection import job_ids
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.text import harmless
 from penstock.lifecycles.spool import FOLDERS, SPOOL, VISIBLE, Status
@@ -73,38 +76,17 @@ def workspace_at(path: Path) -> Workspace:
 
 def ids_given(given: Sequence[str]) -> list[str]:
     """The ids on the command line; without any, or for `-`, those on standard input."""
-    words: list[str] = []
-    for text in given or ("-",):
-        words += piped().decode("utf-8", "replace").split() if text == "-" else [text]
+    words = job_ids(given or (["-"] if is_piped() else []))
     return [check_job_id(word) for word in words]
 
 
 # -- results -----------------------------------------------------------------------
 
 
-def wait_for(workspace: Workspace, job_id: str, timeout: float | None) -> JobView:
-    flow = Flow(workspace)
-    warn_if_unserved(flow)
-    try:
-        return flow.wait(job_id, timeout)
-    except KeyboardInterrupt:
-        say_how_to_go_on(workspace, job_id)
-        raise
-
-
 def warn_if_unserved(flow: Flow) -> None:
     """Warn whoever waits at a terminal that nothing will happen by itself."""
     if sys.stderr.isatty() and flow.counts()[Status.QUEUED] and not flow.is_served():
         echo(NO_SERVER, err=True)
-
-
-def say_how_to_go_on(workspace: Workspace, job_id: str) -> None:
-    again = f"penstock spool {{}} {workspace.path} {job_id}"
-    warn(
-        f"job {job_id} goes on",
-        f"follow it with '{again.format('watch')}'",
-        f"cancel it with '{again.format('cancel')}'",
-    )
 
 
 def print_found(found: JobView, *, json: bool = False) -> Exit:
@@ -168,16 +150,25 @@ def result(workspace: Path, job: tuple[str, ...], partial: bool, jsonl: bool, js
     wanted = ids_given(job) if job or is_piped() else []
     if jsonl:
         codes = []
-        for found in map(flow.get, wanted):
-            print_line(found.fields())
-            codes.append(code_of(found))
+        for view in map(flow.get, wanted):
+            print_line(view.fields())
+            codes.append(code_of(view))
         return max(codes, default=Exit.OK)
     if len(wanted) > 1:
         raise click.UsageError("there are several results; say --jsonl for one on each line")
-    found = flow.get(wanted[0]) if wanted else _latest(flow)
-    if partial and found.status is Status.RUNNING:
-        return _print_partial(flow, found, json)
-    return print_found(found, json=json)
+    found = flow.get(wanted[0]) if wanted else flow.latest()
+    if found is None:
+        hint = f"'penstock spool status {workspace}' counts them"
+        raise NotFound(f"no job of {workspace} has ended", hint=hint)
+    if not (partial and found.status is Status.RUNNING):
+        return print_found(found, json=json)
+    part = flow.partial(found.job_id)
+    if json:
+        progress = msgspec.to_builtins(part.progress)
+        print_json({**found.fields(), "partial": part.text, "progress": progress})
+    else:
+        print_content(part.text.encode())
+    return Exit.OK
 
 
 @command(hidden=True)
@@ -199,26 +190,6 @@ def get(workspace: Path, job: tuple[str, ...], json: bool, **said: bool) -> int:
     return {0: 0, int(Exit.NOT_YET): 2, int(Exit.NOT_FOUND): 2}.get(code, 1)
 
 
-def _latest(flow: Flow) -> JobView:
-    found = flow.latest()
-    if found is None:
-        path = flow.workspace.path
-        raise NotFound(
-            f"no job of {path} has ended", hint=f"'penstock spool status {path}' counts them"
-        )
-    return found
-
-
-def _print_partial(flow: Flow, found: JobView, json: bool) -> int:
-    part = flow.partial(found.job_id)
-    if json:
-        progress = msgspec.to_builtins(part.progress)
-        print_json({**found.fields(), "partial": part.text, "progress": progress})
-    else:
-        print_content(part.text.encode())
-    return Exit.OK
-
-
 @command()
 @options("--idle  Wait until nothing is queued or running here.")
 def wait(
@@ -236,7 +207,14 @@ def wait(
         if job:
             raise click.UsageError("--idle waits for all jobs; it takes no ids")
         warn_if_unserved(flow)
-        return _wait_idle(flow, wait_timeout, json)
+        before = flow.counts()[Status.FAILED]
+        counts = flow.wait_idle(wait_timeout)
+        print_done(
+            json,
+            {status.value: count for status, count in counts.items()},
+            f"{counts[Status.DONE]:,} done, {counts[Status.FAILED]:,} failed",
+        )
+        return Exit.FAILED if counts[Status.FAILED] > before else Exit.OK
     wanted = ids_given(job)
     if not wanted:
         raise click.UsageError("say which jobs: their ids, ids on standard input, or --idle")
@@ -262,17 +240,6 @@ def _wait_for(flow: Flow, ids: Sequence[str], timeout: float | None, json: bool)
     return code
 
 
-def _wait_idle(flow: Flow, timeout: float | None, json: bool) -> int:
-    before = flow.counts()[Status.FAILED]
-    counts = flow.wait_idle(timeout)
-    print_done(
-        json,
-        {status.value: count for status, count in counts.items()},
-        f"{counts[Status.DONE]:,} done, {counts[Status.FAILED]:,} failed",
-    )
-    return Exit.FAILED if counts[Status.FAILED] > before else Exit.OK
-
-
 # -- lists -------------------------------------------------------------------------
 
 
@@ -289,7 +256,7 @@ def list_jobs(workspace: Path, states: tuple[str, ...], limit: int, form: Form) 
     flow = Flow(workspace_at(workspace))
     found = [one.job_id for one in flow.list([Status(one) for one in states] or VISIBLE, limit)]
     if form is Form.NAME:
-        echo("".join(f"{job_id}\n" for job_id in found), nl=False)
+        echo_lines(found)
         return
     now = time.time()
     print_list(
@@ -312,13 +279,6 @@ def _one_line(text: str) -> str:
     return " ".join(harmless(text).split())
 
 
-def _partial(flow: Flow, job_id: str) -> Partial:
-    try:
-        return flow.partial(job_id)
-    except NotFound:
-        return Partial(status=Status.MISSING)
-
-
 @command()
 def status(workspace: Path, job: str | None, json: bool) -> int:
     """Show the state of a job, or the number of jobs by state.
@@ -328,8 +288,16 @@ def status(workspace: Path, job: str | None, json: bool) -> int:
     """
     flow = Flow(workspace_at(workspace))
     if job is None:
-        return _print_counts(flow, json)
-    position = _position(flow, check_job_id(job))
+        counts = flow.counts()
+        rows: list[Row] = [
+            {"STATUS": styled(one), "JOBS": counts[one], "FOLDER": FOLDERS[one]} for one in VISIBLE
+        ]
+        print_json({one.value: counts[one] for one in VISIBLE}) if json else emit(Listing(rows))
+        return Exit.OK
+    try:
+        position = flow.position(check_job_id(job))
+    except NotFound:
+        position = Position(status=Status.MISSING)
     if json:
         print_json({"job_id": job, **msgspec.to_builtins(position)})
     else:
@@ -337,13 +305,6 @@ def status(workspace: Path, job: str | None, json: bool) -> int:
         if sys.stderr.isatty() and (words := in_words(position)):
             echo(words, err=True)
     return Exit.NOT_FOUND if position.status is Status.MISSING else Exit.OK
-
-
-def _position(flow: Flow, job_id: str) -> Position:
-    try:
-        return flow.position(job_id)
-    except NotFound:
-        return Position(status=Status.MISSING)
 
 
 def in_words(position: Position) -> str:
@@ -357,18 +318,6 @@ def in_words(position: Position) -> str:
         return NO_SERVER
     first = f"{plural(position.ahead, 'job')} before it" if position.ahead else "next"
     return ", ".join(filter(None, (first, f"{position.running:,} running", soon)))
-
-
-def _print_counts(flow: Flow, json: bool) -> int:
-    counts = flow.counts()
-    if json:
-        print_json({one.value: counts[one] for one in VISIBLE})
-        return Exit.OK
-    rows: list[Row] = [
-        {"STATUS": styled(one), "JOBS": counts[one], "FOLDER": FOLDERS[one]} for one in VISIBLE
-    ]
-    emit(Listing(rows))
-    return Exit.OK
 
 
 # -- watching ----------------------------------------------------------------------
@@ -388,38 +337,31 @@ def watch(workspace: Path, job: str | None, json: bool) -> int:
     try:
         if sys.stdout.isatty() and not json:
             run(redraw(partial(_page, flow)))
-        else:
-            _print_moves(flow, json=json)
+        for moved in flow.moves():
+            for move in moved:
+                if json:
+                    print_line(move)
+                else:
+                    echo(f"{moment(move.at, time.time())}  {move.job_id}  {move.status}")
+            sys.stdout.flush()
     except KeyboardInterrupt:
         pass
     return Exit.OK
 
 
 def _watch(flow: Flow, job_id: str, json: bool) -> int:
-    if json:
-        lines = _Lines(job_id)
-        for part in _parts(flow, job_id):
-            lines.add(part)
-    else:
-        with _Text(flow, job_id) as text:
-            for part in _parts(flow, job_id):
-                text.add(part)
+    with nullcontext(_Lines(job_id)) if json else _Text(flow, job_id) as shown:
+        while True:
+            shown.add(part := flow.partial(job_id))
+            if SPOOL.is_final(part.status):
+                break
+            time.sleep(_LOOK)
     found = flow.get(job_id)
     if json:
         print_line({"type": "end", **found.fields()})
     elif found.status is not Status.DONE:
         say_why(found)
     return code_of(found)
-
-
-def _parts(flow: Flow, job_id: str) -> Iterator[Partial]:
-    """What it has said, whenever one looks, up to its end. Raises NotFound."""
-    while True:
-        part = flow.partial(job_id)
-        yield part
-        if SPOOL.is_final(part.status):
-            return
-        time.sleep(_LOOK)
 
 
 class _Lines:
@@ -462,17 +404,6 @@ class _Text(TextStream):
             self.spinner.say(": ".join(filter(None, (part.status.value, words))))
 
 
-def _print_moves(flow: Flow, *, json: bool) -> None:
-    """A line for each, for ever."""
-    for moved in flow.moves():
-        for move in moved:
-            if json:
-                print_line(move)
-            else:
-                echo(f"{moment(move.at, time.time())}  {move.job_id}  {move.status}")
-        sys.stdout.flush()
-
-
 async def _page(flow: Flow) -> RenderableType:
     from rich.columns import Columns
     from rich.console import Group
@@ -494,7 +425,10 @@ async def _page(flow: Flow) -> RenderableType:
 
 
 def _running(flow: Flow, job_id: str) -> Row:
-    part = _partial(flow, job_id)
+    try:
+        part = flow.partial(job_id)
+    except NotFound:
+        part = Partial(status=Status.MISSING)
     progress = part.progress
     return {
         "RUNNING": Whole(job_id),

@@ -14,7 +14,6 @@ import click
 
 from penstock.app import load_app
 from penstock.app.service import log_to_stderr, poll, run_service
-from penstock.app.up import serve_engine
 from penstock.cli.engine import EngineRef
 from penstock.cli.formats import plural, span
 from penstock.cli.groups import command
@@ -82,6 +81,8 @@ def up(
     It runs until SIGTERM, SIGINT or 'penstock down', then lets running jobs finish; a second signal
     stops it at once. Unfinished jobs go on after the next start.
     """
+    from penstock.app.up import serve_engine
+
     if engine.connect:
         raise click.UsageError("--connect can't be used here: --listen says where to listen")
     said["bus__start_server"] = cluster or None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.app import App, load_app
 from penstock.app.service import Stop, leave_at_once, log_to_stderr, run_service
 from penstock.cli.engine import EngineRef
 from penstock.cli.exits import Exit
@@ -16,27 +17,15 @@ from penstock.cli.formats import Number, Whole, moment, pairs, plural, span
 from penstock.cli.groups import Commands
 from penstock.cli.live import Spinner
 from penstock.cli.nouns import Noun
-from penstock.cli.options import (
-    options,
-    read_source,
-    serving,
-)
-from penstock.cli.output import (
-    Row,
-    echo,
-    print_done,
-    print_json,
-    styled,
-    validity,
-    warn,
-)
+from penstock.cli.options import options, read_source, serving
+from penstock.cli.output import Row, echo, print_done, print_json, styled, validity, warn
+from penstock.core.check import check_name, check_pairs
 from penstock.ports.credentials import CredentialView, JoinTokenView
 from penstock.ports.engine_api import EngineApi, PoolView, WorkerView
 
 if TYPE_CHECKING:
     from penstock.app.nats import CapWorkerProcess
     from penstock.app.worker_process import Probe, WorkerProcess
-
 
 log = logging.getLogger("penstock.cli")
 
@@ -87,10 +76,8 @@ def start(
     let it finish what it runs; a second one stops it at once. On another machine than the engine's:
     --connect penstock://HOST:7480 --join TOKEN, with a token of 'penstock worker token create'.
     """
-    from penstock.app import App, load_app
     from penstock.app.nats import CapWorkerProcess
     from penstock.app.worker_process import worker_process
-    from penstock.core.check import check_name, check_pairs
 
     check_name("--pool", pool)
     check_pairs("--label", dict(label))
