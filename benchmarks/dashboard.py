@@ -6,20 +6,16 @@ the engine that people keep it open.
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from harness import Benchmark, Experiment, Figures, Run, Server, call, serving
+from harness import Benchmark, Experiment, Figures, Measure, Run, Server, call, serving
 from http_api import filled
 from http_servers import PENSTOCK, aimed_at, get
-from load import Connection, Stream, request
 from ours.system import RARE, TENANTS, topic_of
-from processes import process_seconds
 from report import Goal, Results, judged, look_up, shown, table
 from report import page as paged
 
@@ -36,9 +32,8 @@ OVERVIEW = [
     *("/v1/status", "/v1/counts", "/v1/timeline?minutes=60", "/v1/pools", "/v1/workers"),
     "/v1/dead?limit=1&total=true",
 ]
-STREAM = "/v1/stream?kind=counts&kind=worker&kind=pool"
-EVERY = 30.0
-"""Seconds after which an overview reads everything again although nothing happened."""
+VIEW = {"stream": "/v1/stream?kind=counts&kind=worker&kind=pool", "paths": OVERVIEW, "every": 30.0}
+"""The stream of an overview, and what it reads again although nothing happened."""
 FILTERS: dict[str, dict[str, str]] = {
     "jobs": {},
     "jobs by state, few and old": {"state": "FAILED"},
@@ -52,17 +47,14 @@ FILTERS: dict[str, dict[str, str]] = {
 def experiments(run: Run) -> Iterator[Experiment]:
     plan = run.plan(SIZES)
 
-    def on_store(function: str, **options: Any) -> dict[str, Any]:
-        return {
-            PENSTOCK: lambda _: call(
-                f"dashboard:{function}", filled(run.folder / "store", plan.stored), **options
-            )
-        }
+    def on_store(measure: Callable[..., Figures], **options: Any) -> dict[str, Measure]:
+        store = run.folder / "store"
+        return {PENSTOCK: lambda _: measure(filled(store, plan.stored), **options)}
 
-    looks = on_store("first_looks", seconds=plan.look_seconds)
+    looks = on_store(first_looks, seconds=plan.look_seconds)
     yield Experiment("pages", looks, once=True)
-    watched = on_store("watched", viewers=plan.viewers, seconds=plan.watch_seconds)
-    yield Experiment("viewers", watched, once=True)
+    views = on_store(watched, viewers=plan.viewers, seconds=plan.watch_seconds)
+    yield Experiment("viewers", views, once=True)
 
 
 def first_looks(folder: Path, *, seconds: float) -> Figures:
@@ -95,25 +87,10 @@ def watched(folder: Path, *, viewers: int, seconds: float) -> Figures:
     """The share of a core that an idle engine takes with so many overviews open, and with none."""
     with serving("http_servers:penstock", folder) as server:
         alone, with_all = (
-            call("dashboard:watch", **aimed_at(server, viewers=count, seconds=seconds))
-            for count in (0, viewers)
+            call("load:view", **aimed_at(server, viewers=n, seconds=seconds, **VIEW))
+            for n in (0, viewers)
         )
     return {"alone_percent": alone, "watched_percent": with_all}
-
-
-async def watch(address: list[Any], token: str, pid: int, viewers: int, seconds: float) -> float:
-    """Each viewer has a stream open, and reads its page again every half minute."""
-    for _ in range(viewers):
-        await Stream.to(address, request("GET", STREAM, token))
-    reader = await Connection.to((address[0], address[1]))
-    await asyncio.sleep(1.0)
-    used, begin = process_seconds(pid), time.perf_counter()
-    reads = round(viewers * len(OVERVIEW) * seconds / EVERY)
-    for n in range(reads):
-        await asyncio.sleep(max(0.0, begin + n * seconds / reads - time.perf_counter()))
-        await reader.ask(request("GET", OVERVIEW[n % len(OVERVIEW)], token))
-    await asyncio.sleep(max(0.0, begin + seconds - time.perf_counter()))
-    return (process_seconds(pid) - used) / (time.perf_counter() - begin) * 100
 
 
 # -- the page -------------------------------------------------------------------------

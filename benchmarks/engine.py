@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness import Benchmark, Experiment, Figures, Measure, Run, call, measured, versions
+from http_api import of, requests
 from peers import huey, pgqueuer
 from peers.sides import HUEY, HUEY_FSYNC, PEERS, PENSTOCK, PGQUEUER, SIDES, missing, servers
 from report import Goal, Results, by_figure, by_side, judged, look_up
@@ -115,8 +116,8 @@ def alone(plan: SimpleNamespace) -> Iterator[Experiment]:
         yield Experiment(name, ours(f"ours.speed:{function}", **options), name.partition("-")[0])
     # One small job a request, and an endpoint that does next to nothing on the same server.
     for name, server in (("plain", "plain"), ("bare", "bare"), ("submit", "penstock")):
-        load = {"server": server, "seconds": plan.http_seconds, "connections": 64}
-        yield Experiment(f"http-{name}", ours("http_api:requests", **load), "http")
+        load = of(requests, server=server, seconds=plan.http_seconds, connections=64)
+        yield Experiment(f"http-{name}", {PENSTOCK: load}, "http")
     yield Experiment("idle", ours("ours.speed:idle", seconds=plan.idle_seconds), once=True)
 
 

@@ -207,7 +207,7 @@ class Run:
                     with scratch(self.options.folder) as folder:
                         try:
                             figures = measure(folder)
-                        except MeasurementFailed as error:
+                        except (MeasurementFailed, AssertionError) as error:
                             self._failed(experiment.name, side, error)
                         else:
                             runs.setdefault(side, []).append(figures)
@@ -215,7 +215,7 @@ class Run:
                 results[experiment.name] = {side: medians(found) for side, found in runs.items()}
         return results
 
-    def _failed(self, name: str, side: str, error: MeasurementFailed) -> None:
+    def _failed(self, name: str, side: str, error: Exception) -> None:
         """Note it, which fails the run if it was not a peer; the rest is measured all the same."""
         tell(str(error))
         if side in self._benchmark.peers:
@@ -251,7 +251,7 @@ def call(
             raise
         complaint += f"\ntook more than {timeout:.0f} s".encode()
     finally:
-        marks.delete()
+        marks.close()
     if child.returncode != 0:
         last = complaint.decode().strip().splitlines()[-12:]
         raise MeasurementFailed(f"{function}\n" + "\n".join(last))
@@ -336,13 +336,20 @@ def child(*, stay: bool = False) -> None:
         run_service(_stay(found))
     else:
         if inspect.iscoroutine(found):
-            from penstock.app.portal import new_event_loop  # what 'penstock up' runs on
-
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 found = runner.run(found)
         print(json.dumps(found), flush=True)
     atexit._run_exitfuncs()
     os._exit(0)  # llama.cpp takes its time to clear up
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """What 'penstock up' runs on; every side has the same."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _stay(server: Any) -> None:

@@ -13,14 +13,26 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from harness import Benchmark, Experiment, Figures, Run, Server, call, serving, tell
+from harness import (
+    Benchmark,
+    Experiment,
+    Figures,
+    Measure,
+    Run,
+    Server,
+    call,
+    measured,
+    serving,
+    tell,
+)
 from http_servers import BARE, PENSTOCK, PLAIN, aimed_at, get
+from marks import Marks
 from ours.system import NOOP, RARE, TENANTS, running, settings_for, start_workers, topic_of
 from processes import kill
 from processes import running as started
@@ -41,12 +53,12 @@ TITLES = {
 SIZES: dict[str, tuple[Any, Any, Any]] = {
     # Of a whole, a quick and a tiny run; a tiny one only shows that it runs.
     "seconds": (3.0, 1.0, 0.2),
-    "batches": ((100, 1000), (100, 1000), (10, 20)),
+    "batches": ((100, 1000), (100, 1000), (20,)),
     "lines": (2000, 2000, 30),
     "stored": ((1_000, 100_000, 1_000_000), (1_000, 10_000, 100_000), (1000, 2000)),
     "read_seconds": (1.5, 0.3, 0.05),
     # Readers, and events a second that the readers' own process can keep up with.
-    "readers": (((1, 200), (100, 100), (1000, 20)),) * 2 + (((1, 20), (3, 20)),),
+    "readers": (((1, 200), (100, 100), (1000, 20)),) * 2 + (((3, 20),),),
     "event_seconds": (4.0, 2.0, 0.5),
 }
 JOB = {"topic": NOOP, "input": {"sent": 0}}
@@ -75,32 +87,32 @@ DEEP = ("all", "state, most jobs", "tenant, a quarter", "topic, a quarter")
 def experiments(run: Run) -> Iterator[Experiment]:
     plan = run.plan(SIZES)
     steady = {"seconds": plan.seconds, "connections": 64}
-    sides = {side: of("requests", server=side, **steady) for side in (PLAIN, BARE, PENSTOCK)}
-    sides[DRAINED] = of("requests", server=PENSTOCK, workers=1, **steady)
+    sides = {side: of(requests, server=side, **steady) for side in (PLAIN, BARE, PENSTOCK)}
+    sides[DRAINED] = of(requests, server=PENSTOCK, workers=1, **steady)
     yield Experiment("requests", sides)
     for size in plan.batches:
         batch = {"size": size, "seconds": plan.seconds / 2}
-        sides = {PENSTOCK: of("bulk", **batch), ENGINE: of("bulk_in_process", **batch)}
+        engine = measured("http_api:bulk_in_process", **batch)
+        sides = {PENSTOCK: of(bulk, **batch), ENGINE: engine}
         yield Experiment(f"bulk-{size}", sides, "bulk")
     lines = {"size": plan.lines, "seconds": plan.seconds / 2}
     # A stream goes to the engine in hundreds; it has no call of its own to compare with.
-    yield Experiment(f"bulk-{STREAM}", {PENSTOCK: of("bulk", streamed=True, **lines)}, "bulk")
+    yield Experiment(f"bulk-{STREAM}", {PENSTOCK: of(bulk, streamed=True, **lines)}, "bulk")
 
     def reading(_: Path) -> Figures:
         stores = [filled(run.folder / str(stored), stored) for stored in plan.stored]
-        figures: Figures = call("http_api:read", stores, seconds=plan.read_seconds)
-        return figures
+        return read(stores, seconds=plan.read_seconds)
 
     yield Experiment("reading", {PENSTOCK: reading})
     for readers, rate in plan.readers:
         audience = {"readers": readers, "rate": rate, "seconds": plan.event_seconds}
-        sides = {side: of("fan_out", server=side, **audience) for side in (BARE, PENSTOCK)}
+        sides = {side: of(fan_out, server=side, **audience) for side in (BARE, PENSTOCK)}
         # One long look says more than two.
         yield Experiment(f"events-{readers}", sides, "events", once=True)
 
 
-def of(function: str, **options: Any) -> Any:
-    return lambda folder: call(f"http_api:{function}", folder / "data", **options)
+def of(measure: Callable[..., Figures], **options: Any) -> Measure:
+    return lambda folder: measure(folder / "data", **options)
 
 
 def filled(folder: Path, stored: int) -> Path:
@@ -121,9 +133,11 @@ def requests(
     """POST one small job a request, over many connections."""
     load = {"method": "POST", "paths": ["/v1/jobs"], "body": json.dumps(JOB), "status": 201}
     load |= {"connections": connections, "seconds": seconds}
+    marks = Marks.fresh()
     with (
+        closing(marks),
         serving(f"http_servers:{server}", folder) as served,
-        started(start_workers(folder, workers)),
+        started(start_workers(folder, workers, marks.environment)),
     ):
         figures: Figures = call("load:drive", **aimed_at(served, **load))
         kill(served.process)
@@ -157,7 +171,7 @@ def bulk(folder: Path, *, size: int, seconds: float, streamed: bool = False) -> 
 async def bulk_in_process(folder: Path, *, size: int, seconds: float) -> Figures:
     """The same by calls of the engine's own API, as many in flight: its limit."""
     request = JobRequest(job_id="", topic=NOOP, context_ptr=encode_data(b'{"sent":0}'))
-    async with running(folder) as system:
+    async with running(folder / "data") as system:
 
         async def submit(until: float) -> int:
             count = 0

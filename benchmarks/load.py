@@ -216,3 +216,34 @@ async def watch(
         "p50_ms": percentile(ages, 0.5) * 1e3,
         "p99_ms": percentile(ages, 0.99) * 1e3,
     }
+
+
+async def watch_all(audiences: list[dict[str, Any]]) -> list[Figures]:
+    """One after another."""
+    return [await watch(**audience) for audience in audiences]
+
+
+async def view(
+    address: list[Any],
+    token: str,
+    pid: int,
+    *,
+    viewers: int,
+    stream: str,
+    paths: list[str],
+    every: float,
+    seconds: float,
+) -> float:
+    """The server's processor time in percent of a core: each viewer has the stream open, and reads
+    all paths again every so many seconds."""
+    for _ in range(viewers):
+        await Stream.to(address, request("GET", stream, token))
+    reader = await Connection.to((address[0], address[1]))
+    await asyncio.sleep(1.0)
+    used, begin = process_seconds(pid), time.perf_counter()
+    reads = round(viewers * len(paths) * seconds / every)
+    for n in range(reads):
+        await asyncio.sleep(max(0.0, begin + n * seconds / reads - time.perf_counter()))
+        await reader.ask(request("GET", paths[n % len(paths)], token))
+    await asyncio.sleep(max(0.0, begin + seconds - time.perf_counter()))
+    return (process_seconds(pid) - used) / (time.perf_counter() - begin) * 100

@@ -57,7 +57,7 @@ class Marks:
     def clear(self) -> None:
         os.truncate(self.path, 0)
 
-    def delete(self) -> None:
+    def close(self) -> None:
         self.path.unlink(missing_ok=True)
 
     def sent(self) -> array[int]:

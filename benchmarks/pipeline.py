@@ -5,160 +5,381 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import os
+import resource
 import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
 
-import report
-from harness import Benchmark, Experiment, Measure, Run, call, versions
+from harness import Benchmark, Experiment, Figures, Measure, Run, measured, versions
+from processes import percentile
+from report import Goal, Results, by_figure, judged, look_up
+from report import page as paged
 
-
-class Side(NamedTuple):
-    name: str
-    script: str
-    options: dict[str, Any]
-    needs: str = ""
-    slower: int = 1
-    """By how much less it is given to do."""
-
-
-ENGINE = Side("Penstock", "ours", {"place": "engine"})
-ALONE = Side("Penstock, alone", "ours", {"place": "alone"})
-DBOS_WAL = Side("DBOS, WAL + flush", "dbos_side", {"wal": True}, "dbos", 4)
-DBOS = Side("DBOS as installed", "dbos_side", {"wal": False}, "dbos", 8)
-PREFECT = Side("Prefect, ephemeral", "prefect_side", {}, "prefect", 100)
-SIDES = (ENGINE, ALONE, DBOS_WAL, DBOS, PREFECT)
+PENSTOCK, ALONE, DBOS_WAL, DBOS, PREFECT = "penstock", "alone", "dbos-wal", "dbos", "prefect"
+SIDES = {
+    PENSTOCK: "Penstock",
+    ALONE: "Penstock, alone",
+    DBOS_WAL: "DBOS, WAL + flush",
+    DBOS: "DBOS as installed",
+    PREFECT: "Prefect, ephemeral",
+}
+SLOWER = {DBOS_WAL: 4, DBOS: 8, PREFECT: 100}
+"""By how much less a side is given to do."""
+SIZES: dict[str, tuple[Any, Any, Any]] = {
+    # Of a whole, a quick and a tiny run; a tiny one only shows that it runs.
+    "jobs": (2000, 400, 20),
+    "items": (2000, 2000, 100),
+    "growth": ((100, 1000, 10_000, 100_000), (100, 1000, 10_000), (100, 1000)),
+    "beside": (100_000, 20_000, 2000),
+}
+STAGES = 6
+WARM_JOBS, WARM_ITEMS = 3, 10
+"""Runs that are not counted before those that are, and items of such a run."""
+RATE = 50
+"""Jobs a second whose dispatch is timed."""
 
 
 def experiments(run: Run) -> Iterator[Experiment]:
-    sides = [side for side in SIDES if not side.needs or importlib.util.find_spec(side.needs)]
-    if run.options.tiny:
-        sides = [ENGINE, ALONE]
-    for side in SIDES:
-        if side not in sides:
-            run.left_out(side.name, "pip install 'penstock[bench]'")
+    plan = run.plan(SIZES)
     run.facts["peers"] = ", ".join(versions("dbos", "prefect"))
-    jobs = run.sized(2000, 400, 20)
-    items = run.sized(2000, 2000, 100)
     for what, at_once, count in (
-        ("jobs", 1, jobs // 2),
-        ("jobs", 32, jobs),
-        ("items", 5, items),
-        ("items", 100, items),
+        ("jobs", 1, plan.jobs // 2),
+        ("jobs", 32, plan.jobs),
+        ("items", 5, plan.items),
+        ("items", 100, plan.items),
     ):
-        by_side = {
-            side.name: measure(side, what, at_once, max(3, count // side.slower)) for side in sides
+        sides = {
+            side: of(side, what, at_once, max(3, count // SLOWER.get(side, 1))) for side in SIDES
         }
-        yield Experiment(f"{what} {at_once}", by_side, what, once=(PREFECT.name,))
-    for size in (100, 1000, 10_000, 100_000)[: run.sized(4, 3, 2)]:
-        alone = {ENGINE.name: measure(ENGINE, "items", 50, size)}
-        yield Experiment(f"growth {size}", alone, "growth")
-    size = run.sized(100_000, 20_000, 2000)
-    yield Experiment(f"beside {size}", {ENGINE.name: measure(ENGINE, "beside", 50, size)}, "beside")
+        yield Experiment(f"{what}-{at_once}", sides, what, once=(PREFECT,))
+    for size in plan.growth:
+        yield Experiment(f"growth-{size}", {PENSTOCK: of(PENSTOCK, "items", 50, size)}, "growth")
+    yield Experiment("beside", {PENSTOCK: measured("pipeline:beside", items=plan.beside)})
 
 
-def measure(side: Side, what: str, at_once: int, count: int) -> Measure:
-    options = {**side.options, "at_once": at_once, "count": count}
-    return lambda folder: call(
-        f"staged.{side.script}:measure", what, folder, timeout=900, **options
+def of(side: str, what: str, at_once: int, count: int) -> Measure:
+    return measured(f"pipeline:{what}", side, at_once=at_once, count=count, timeout=900)
+
+
+def missing(side: str) -> str | None:
+    package = PREFECT if side == PREFECT else DBOS
+    return (
+        None
+        if importlib.util.find_spec(package)
+        else f"{package} is not installed: 'make bench' installs it"
     )
 
 
-# -- the page -----------------------------------------------------------------------
+# -- sides: a run of six stages, and one of so many items, that do nothing --------------
+
+Runs = tuple[Callable[[], Awaitable[Any]], Callable[[int], Awaitable[Any]]]
+
+
+@asynccontextmanager
+async def runs_of(side: str, folder: Path, at_once: int) -> AsyncIterator[Runs]:
+    if side in (PENSTOCK, ALONE):
+        async with (with_engine if side == PENSTOCK else with_manager)(folder, at_once) as run:
+            yield lambda: run("six"), lambda n: run("items", n=n)
+    elif side == PREFECT:
+        yield with_prefect(folder, at_once)
+    else:
+        framework = start_dbos(folder, wal=side == DBOS_WAL)
+        runs = as_functions(framework.step(), framework.workflow(), at_once)
+        framework.launch()
+        try:
+            yield runs
+        finally:
+            framework.destroy()
+
+
+def pipelines(at_once: int) -> list[Any]:
+    import penstock
+
+    six = penstock.Pipeline("six", single_flight=False)
+    for n in range(STAGES):
+
+        async def nothing() -> int:
+            return 1
+
+        six.step(name=f"s{n}")(nothing)
+    items = penstock.Pipeline("items", single_flight=False)
+
+    def listed(config: dict[str, Any], ctx: Any) -> Any:
+        return iter(range(config["n"]))
+
+    @items.map(over=listed, concurrency=at_once)
+    async def each(n: int) -> int:
+        return n
+
+    return [six, items]
+
+
+@asynccontextmanager
+async def with_engine(folder: Path, at_once: int) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    import penstock
+
+    app = penstock.App()
+    for pipeline in pipelines(at_once):
+        app.add(pipeline)
+    async with app.run(folder / "data", concurrency=256) as ps:
+
+        async def run(name: str, **config: Any) -> None:
+            record = await ps.api.pipelines.start(name, config)
+            job = await ps.api.wait(record.id)
+            assert job.state is penstock.JobState.SUCCEEDED, job
+
+        yield run
+
+
+@asynccontextmanager
+async def with_manager(folder: Path, at_once: int) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    import penstock
+
+    by_name = {pipeline.name: pipeline for pipeline in pipelines(at_once)}
+    async with penstock.pipeline_jobs(folder / "runs.db", *by_name.values()) as manager:
+
+        async def run(name: str, **config: Any) -> None:
+            record = await manager.start_job(by_name[name], config)
+            ended = await manager.wait(record.id)
+            assert ended.status == "COMPLETED", ended
+
+        yield run
+
+
+def as_functions(step: Any, workflow: Any, at_once: int) -> Runs:
+    """The same as functions, for frameworks that decorate steps and workflows."""
+
+    @step
+    async def nothing(n: int) -> int:
+        return n
+
+    @workflow
+    async def six() -> None:
+        for n in range(STAGES):
+            await nothing(n)
+
+    @workflow
+    async def items(n: int) -> None:
+        for first in range(0, n, at_once):
+            await asyncio.gather(*(nothing(first + k) for k in range(min(at_once, n - first))))
+
+    return six, items
+
+
+def start_dbos(folder: Path, *, wal: bool) -> Any:
+    """On SQLite: as it is installed, or with WAL and a flush at each commit."""
+    import sqlite3
+
+    if sqlite3.sqlite_version_info < (3, 42):  # its schema wants a newer one than some have
+        import pysqlite3
+
+        sys.modules["sqlite3"] = pysqlite3
+    import sqlalchemy
+    from dbos import DBOS as Framework
+
+    if wal:
+
+        @sqlalchemy.event.listens_for(sqlalchemy.engine.Engine, "connect")
+        def set_wal(connection: Any, _: Any) -> None:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+
+    Framework(
+        config={
+            "name": "bench",
+            "system_database_url": f"sqlite:///{folder}/dbos.db",
+            "log_level": "ERROR",
+            "enable_otlp": False,
+            "run_admin_server": False,
+        }
+    )
+    return Framework
+
+
+def with_prefect(folder: Path, at_once: int) -> Runs:
+    """With its ephemeral server."""
+    os.environ |= {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_LOGGING_LEVEL": "ERROR",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    from prefect import flow, task
+
+    return as_functions(task, flow, at_once)
+
+
+# -- measuring --------------------------------------------------------------------------
+
+
+def processor() -> float:
+    """Seconds of this process and of children that have ended."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+async def jobs(folder: Path, side: str, *, at_once: int, count: int) -> Figures:
+    """So many runs of six stages, so many at once."""
+    commits = counted_commits() if side in (PENSTOCK, ALONE) else [0]
+    async with runs_of(side, folder, at_once) as (run, _):
+        for _ in range(WARM_JOBS):
+            await run()
+        times: list[float] = []
+        left = iter(range(count))
+
+        async def worker() -> None:
+            for _ in left:
+                began = time.perf_counter()
+                await run()
+                times.append(time.perf_counter() - began)
+
+        before, began, used = commits[0], time.perf_counter(), processor()
+        await asyncio.gather(*(worker() for _ in range(at_once)))
+        wall, used = time.perf_counter() - began, processor() - used
+        return {
+            "rate": count / wall,
+            "p50_ms": median(times) * 1e3,
+            "stage_ms": used / count / STAGES * 1e3,
+            "commits": (commits[0] - before) / count,
+        }
+
+
+def counted_commits() -> list[int]:
+    """How often the engine of this process writes."""
+    from penstock.adapters.sqlite.store import SqliteBackend
+
+    count, write = [0], SqliteBackend.write
+
+    async def counted(backend: SqliteBackend, *args: Any) -> None:
+        count[0] += 1
+        await write(backend, *args)
+
+    SqliteBackend.write = counted  # type: ignore[method-assign]
+    return count
+
+
+async def items(folder: Path, side: str, *, at_once: int, count: int) -> Figures:
+    """One run of so many items, so many at once."""
+    async with runs_of(side, folder, at_once) as (_, run):
+        await run(WARM_ITEMS)
+        began, used = time.perf_counter(), processor()
+        await run(count)
+        wall, used = time.perf_counter() - began, processor() - used
+    return {
+        "rate": count / wall,
+        "item_us": wall / count * 1e6,
+        "cpu_us": used / count * 1e6,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+async def beside(folder: Path, *, items: int) -> Figures:
+    """How long jobs take from submission to start: alone, and beside a run with many items."""
+    import penstock
+
+    app = penstock.App()
+    app.add(pipelines(50)[1])
+
+    @app.job("job.bench.start")
+    async def start() -> float:
+        return time.time()
+
+    async with app.run(folder / "data", concurrency=64) as ps:
+
+        async def timed() -> float:
+            asked = time.time()
+            handle = await start.asubmit()
+            return float(await handle.aresult()) - asked
+
+        async def latencies(is_over: Callable[[int], bool]) -> list[float]:
+            jobs: list[asyncio.Task[float]] = []
+            while not is_over(len(jobs)):
+                jobs.append(asyncio.ensure_future(timed()))
+                await asyncio.sleep(1 / RATE)
+            return await asyncio.gather(*jobs)
+
+        await latencies(lambda count: count >= 100)
+        alone = await latencies(lambda count: count >= 500)
+        record = await ps.api.pipelines.start("items", {"n": items})
+        running = asyncio.ensure_future(ps.api.wait(record.id))
+        busy = await latencies(lambda count: count > 0 and running.done())
+        await running
+    return {
+        f"{name}_p99_ms": percentile(times, 0.99) * 1e3
+        for name, times in (("alone", alone), ("beside", busy))
+    }
+
+
+# -- the page ---------------------------------------------------------------------------
+
+COUNTS = {"jobs": (1, 32), "items": (5, 100)}
+ROWS = {
+    what: {
+        f"{n} at once: {title}": f"{what}-{n} @{side}"
+        for n in counts
+        for side, title in SIDES.items()
+    }
+    for what, counts in COUNTS.items()
+}
+JOBS = {
+    "jobs/s": ("rate", "{:,.1f}"),
+    "p50, ms": ("p50_ms", "{:,.2f}"),
+    "processor ms a stage": ("stage_ms", "{:,.3f}"),
+    "of Penstock's": (f"rate/rate @{PENSTOCK}", "{:.3f}"),
+}
+ITEMS = {
+    "items/s": ("rate", "{:,.0f}"),
+    "processor µs an item": ("cpu_us", "{:,.0f}"),
+    "of Penstock's": (f"rate/rate @{PENSTOCK}", "{:.4f}"),
+}
+GROWTH = {
+    "µs an item": ("item_us", "{:,.0f}"),
+    "processor µs an item": ("cpu_us", "{:,.0f}"),
+    "peak MiB": ("peak_mib", "{:,.0f}"),
+}
 
 
 def page(everything: dict[str, Any]) -> str:
-    results = everything["results"]
-    parts = []
-    for key, head, columns in TABLES:
-        rows = {name: by for name, by in results.items() if name.startswith(key)}
-        if rows:
-            parts += [head, drawn(rows, columns)]
-    growth = {n: by[ENGINE.name] for n, by in results.items() if n.startswith("growth")}
-    if growth:
-        rows = [
-            [
-                name.split()[1],
-                f"{f['item_us']:,.0f}",
-                f"{f['cpu_item_us']:,.0f}",
-                f"{f['peak_mib']:,.0f}",
-            ]
-            for name, f in growth.items()
-        ]
-        parts += [
-            "One map stage under the engine, 50 items at once:",
-            report.table(["items", "µs an item", "processor µs an item", "peak MiB"], rows),
-        ]
-    return report.page(everything, goals(results), *parts)
+    results, plan = everything["results"], everything["plan"]
+    grown = {f"{size:,}": f"growth-{size}" for size in plan["growth"]}
+    return paged(
+        everything,
+        judged(goals(results, plan), results, SIDES),
+        by_figure(results, ROWS["jobs"], JOBS, "six stages that do nothing"),
+        by_figure(results, ROWS["items"], ITEMS, "items that do nothing, each durable"),
+        by_figure(results, grown, GROWTH, "items of one map stage, 50 at once"),
+    )
 
 
-TABLES = (
-    (
-        "jobs",
-        "Six stages that do nothing; so many jobs at once:",
-        (
-            ("jobs/s", "jobs_s", "{:,.1f}"),
-            ("p50 ms", "p50_ms", "{:,.2f}"),
-            ("processor ms a stage", "cpu_stage_ms", "{:,.3f}"),
-        ),
-    ),
-    (
-        "items",
-        "2,000 items that do nothing (fewer for slower peers), each durable; so many at once:",
-        (("items/s", "items_s", "{:,.0f}"), ("processor µs an item", "cpu_item_us", "{:,.0f}")),
-    ),
-)
-
-
-def drawn(results: dict[str, Any], columns: Any) -> str:
-    first = columns[0][1]
-    rows = []
-    for key, by_side in results.items():
-        ours = by_side[ENGINE.name][first]
-        for name, figures in by_side.items():
-            cells = [form.format(figures[figure]) for _, figure, form in columns]
-            rows.append([key.split()[1], name, *cells, f"{ours / figures[first]:,.1f}x"])
-    return report.table(["at once", "", *(head for head, _, _ in columns), "Penstock is"], rows)
-
-
-def goals(results: dict[str, Any]) -> report.Goals:
-    goals = report.Goals()
-    for key, wanted in (("jobs 1", 5), ("jobs 32", 20)):
-        by = results.get(key, {})
-        if ENGINE.name in by and DBOS_WAL.name in by:
-            times = by[ENGINE.name]["jobs_s"] / by[DBOS_WAL.name]["jobs_s"]
-            said = f"jobs/s, {key.split()[1]} at once: {wanted} times {DBOS_WAL.name}"
-            goals.at_least(said, times, wanted, "{:.1f}x")
-    for key, most in (("jobs 1", 0.5), ("jobs 32", 0.25)):
-        if key in results:
-            cost = results[key][ENGINE.name]["cpu_stage_ms"]
-            said = f"processor time a stage, {key.split()[1]} at once: at most {most} ms"
-            goals.at_most(said, cost, most, "{:.3f} ms")
-    if "jobs 1" in results:
-        commits = results["jobs 1"][ENGINE.name]["commits_job"]
-        goals.at_most("commits a run, one at a time: at most 8", commits, 8, "{:.2f}")
-    for key in (name for name in results if name.startswith("items")):
-        speed = results[key][ENGINE.name]["items_s"]
-        said = f"durable items/s, {key.split()[1]} at once: 25,000"
-        goals.at_least(said, speed, 25_000, "{:,.0f}/s")
-    growth = {int(k.split()[1]): by[ENGINE.name] for k, by in results.items() if "growth" in k}
-    if growth:
-        few, most_items = min(growth), max(growth)
-        # A run's fixed cost weighs on a hundred items; from a thousand on it is nothing.
-        ratio = growth[most_items]["item_us"] / growth[few]["item_us"]
-        said = f"cost of an item flat from {few:,} to {most_items:,} (at most 1.5 times)"
-        goals.at_most(said, ratio, 1.5)
-        more = growth[most_items]["peak_mib"] - growth[few]["peak_mib"]
-        said = f"memory flat from {few:,} to {most_items:,} items (at most 30 MiB more)"
-        goals.at_most(said, more, 30, "{:,.0f} MiB more")
-    for key in (name for name in results if name.startswith("beside")):
-        figures = results[key][ENGINE.name]
-        beside, alone = figures["beside_p99_ms"], figures["alone_p99_ms"]
-        said = f"p99 from submission to start beside {int(key.split()[1]):,} items: at most 3 times"
-        shown = f"{beside:.1f} ms, {beside / alone:.1f}x of {alone:.1f} ms"
-        goals.add(said, shown, beside <= 3 * alone)
-    return goals
+def goals(results: Results, plan: dict[str, Any]) -> Iterator[Goal]:
+    for at_once, least, most in ((1, 5, 0.5), (32, 20, 0.25)):
+        rate, many = f"jobs-{at_once} rate", f"{at_once} at once"
+        yield Goal(f"runs, {many}", rate, f"{rate} @{DBOS_WAL}", least=least)
+        ms = f"jobs-{at_once} stage_ms"
+        yield Goal(f"processor a stage, {many}", ms, most=most, form="{:.3f} ms")
+    yield Goal("commits a run, 1 at once", "jobs-1 commits", most=8, form="{:.2f}")
+    for at_once in COUNTS["items"]:
+        work = f"durable items, {at_once} at once"
+        yield Goal(work, f"items-{at_once} rate", least=25_000)
+    # A run's fixed cost weighs on a hundred items; from a thousand on it is nothing.
+    few, many = plan["growth"][0], plan["growth"][-1]
+    work, us = f"flat: time of an item of {many:,}", [f"growth-{n} item_us" for n in (many, few)]
+    yield Goal(work, *us, most=1.5, form="{:.0f} µs", peer=f"of {few:,}")
+    if base := look_up(results, f"growth-{few} peak_mib"):
+        work, aim = f"flat: memory with {many:,} items", f"≤ 30 MiB more than {base:.0f} with {few}"
+        yield Goal(work, f"growth-{many} peak_mib", most=base + 30, form="{:,.0f} MiB", aim=aim)
+    work = f"p99 from submission to start beside {plan['beside']:,} items"
+    yield Goal(
+        work, "beside beside_p99_ms", "beside alone_p99_ms", most=3, form="{:.1f} ms", peer="alone"
+    )
 
 
 BENCHMARK = Benchmark(
@@ -167,7 +388,9 @@ BENCHMARK = Benchmark(
     ("jobs", "items", "growth", "beside"),
     experiments,
     page,
-    peers=[side.name for side in SIDES if side.needs],
+    titles=SIDES,
+    peers=(DBOS_WAL, DBOS, PREFECT),
+    missing=missing,
 )
 
 if __name__ == "__main__":

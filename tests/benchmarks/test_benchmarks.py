@@ -102,7 +102,7 @@ def test_over_http_it_finds_out_every_figure(over_http):
     assert len(one_by_one) == 4
     assert all(found["rate"] > 0 and found["cpu_us"] > 0 for found in one_by_one)
     assert set(results["bulk-20"]) == {"penstock", "engine"}
-    assert {"bulk-10", "bulk-stream", "reading", "events-1", "events-3"} <= set(results)
+    assert {"bulk-stream", "reading", "events-3"} <= set(results)
 
 
 @pytest.mark.timeout(120)
@@ -128,17 +128,16 @@ def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path
     page.write_text(PAGE)
     where = ["--json", str(figures), "--write", str(page), "--folder", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "pipeline.py"), "--tiny", *where],
+        [sys.executable, str(ROOT / "benchmarks" / "pipeline.py"), "--tiny", "--no-peers", *where],
         capture_output=True,
         text=True,
         timeout=170,
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(figures.read_text())["results"]
-    assert {"jobs 1", "jobs 32", "items 5", "growth 100", "growth 1000"} <= set(results)
-    assert all(found["Penstock"] for found in results.values())
-    assert "beside 2000" in results
-    assert "| durable items/s, 5 at once: 25,000" in page.read_text()
+    assert {"jobs-1", "jobs-32", "items-5", "growth-100", "growth-1000", "beside"} <= set(results)
+    assert all(found["penstock"] for found in results.values())
+    assert "| durable items, 5 at once" in page.read_text()
 
 
 @pytest.mark.timeout(180)
