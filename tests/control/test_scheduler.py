@@ -183,6 +183,28 @@ async def test_a_job_goes_out_with_the_commit_that_accepts_it_if_a_worker_has_ro
 
 
 @run_async
+@pytest.mark.parametrize("waited", [False, True])
+async def test_a_worker_that_reports_no_starts_has_begun_what_it_is_sent(waited: bool) -> None:
+    bench = SchedulerBench()
+    if not waited:  # else a turn gives it out, and not the commit that accepts it
+        bench.store.dispatcher = bench.scheduler
+        await bench.greet(reports_starts=False, slots=2)
+    jobs = (accept(job_id="once"), accept(job_id="often", idempotent=True))
+    await bench.apply(*jobs)
+    if waited:
+        await bench.greet(reports_starts=False, slots=2)
+    sent = [message for _, message in bench.bus.sent if isinstance(message, Dispatch)]
+    assert [(one.request.job_id, one.started) for one in sent] == [("once", True), ("often", False)]
+    once, often = await bench.job("once"), await bench.job("often")
+    assert (once.state, often.state) == (_S.RUNNING, _S.DISPATCHED)
+    assert once.started_at == once.dispatched_at
+    assert len(once.pages) == (2 if waited else 1)
+    start = (await bench.store.history("once"))[-1]
+    assert (start.event, start.actor, start.attempt) == (_E.START, "worker:w1", 1)
+    assert not (await bench.store.verify()).mismatches
+
+
+@run_async
 async def test_jobs_for_which_there_is_not_room_enough_go_out_in_their_order() -> None:
     site = site_that_gives_at_once()
     await site.greet()

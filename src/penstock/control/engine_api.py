@@ -217,10 +217,10 @@ class LocalEngineApi(ReadingEngineApi):
         return asyncio.get_running_loop().create_task(submitting), asyncio.Future.result
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
-        if len(requests) == 1 and (committed := self._begin(requests[0])) is not None:
-            await committed
-            jobs = _jobs_of(committed)
-            return Submitted(jobs, frozenset(job.request.job_id for job in jobs))
+        if len(requests) == 1 and (begun := self._begin(requests[0], repeats=True)) is not None:
+            ((answer,), _) = await begun
+            if answer.moved and (job := answer.job) is not None:
+                return Submitted([job], frozenset((job.request.job_id,)))
         return await self._submit(requests)
 
     async def _submit(self, requests: Sequence[JobRequest], fresh: bool = False) -> list[Job]:
@@ -233,13 +233,16 @@ class LocalEngineApi(ReadingEngineApi):
                 await self._uploads.check(request.context_ptr)
         return await self._gateway.submit(requests, by=guard.by, fresh=fresh)
 
-    def _begin(self, request: JobRequest, fresh: bool = False) -> Committed | None:
+    def _begin(
+        self, request: JobRequest, fresh: bool = False, repeats: bool = False
+    ) -> Committed | None:
         """See `Gateway.begin`."""
         guard = self._guard
         if not guard.may_submit_anything:
             guard.require(EngineApi.submit)
             request = guard.stamped(request)
-        return self._gateway.begin(request, by=guard.caller.principal, fresh=fresh)
+        by = guard.caller.principal
+        return self._gateway.begin(request, by=by, fresh=fresh, repeats=repeats)
 
     async def counts(self) -> JobCounts:
         tenant = self._guard.caller.tenant

@@ -85,17 +85,20 @@ class Gateway:
 
     # -- in -----------------------------------------------------------------------
 
-    def begin(self, request: JobRequest, *, by: str = "", fresh: bool = False) -> Committed | None:
+    def begin(
+        self, request: JobRequest, *, by: str = "", fresh: bool = False, repeats: bool = False
+    ) -> Committed | None:
         """Admit one plain request: the future is done when it is a durable job.
 
-        `fresh`: its id is new, so it is not looked up.
+        `fresh`: its id is new, so it is not looked up. `repeats`: the caller goes on with `submit`
+        if a job has the request's id already.
 
         None for a request that needs more than one commit, as one that may have been accepted
         before, waits for others, or has its input elsewhere: that is for `submit`.
         """
         pointer, limiter = request.context_ptr, self.open_jobs.limiter
         if (
-            (request.job_id and not fresh)
+            (request.job_id and not (fresh or repeats))
             or request.idempotency_key is not None
             or request.after
             or request.child_of is not None

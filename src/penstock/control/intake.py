@@ -55,7 +55,8 @@ class Orders:
             request = job.request
             timeout = run_limit(job, self._limits.timeout)
             constraints = None if job.verdict is None else job.verdict.constraints
-            order = Dispatch(request, job.attempt, timeout, request.deadline, constraints)
+            started = job.state is JobState.RUNNING
+            order = Dispatch(request, job.attempt, timeout, request.deadline, constraints, started)
             batches[job.worker_id or ""].append(order)
         for worker_id, batch in batches.items():
             self._bus.publish(jobs_of(worker_id), batch)

@@ -149,7 +149,9 @@ class Dispatcher(Protocol):
     """Gives jobs to workers in the very commit that accepts them."""
 
     def dispatch_accepted(self, jobs: Sequence[Job]) -> Sequence[BulkMove]:
-        """The moves that give some of these jobs, which are about to be accepted, to workers."""
+        """The moves that give some of these jobs, which are about to be accepted, to workers.
+
+        They follow the acceptance in the same commit (`BulkMove.follows`)."""
         ...
 
     def dispatch_committed(self, answers: Sequence[BulkAnswer]) -> None:
@@ -414,7 +416,7 @@ class Ledger:
         given: list[BulkAnswer] = []
         moves = self._dispatch_accepted(decider)
         try:
-            given = [decider.bulk(move, accepted=True) for move in moves]
+            given = [decider.bulk(move) for move in moves]
             await self._write(decider, extras)
             for request, answer in zip(requests, answers, strict=True):
                 if not request.future.done():  # callers hear of it before a worker does

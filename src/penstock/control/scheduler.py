@@ -109,8 +109,8 @@ class Scheduler:
         """Until then new jobs wait for more of them: those before found no worker."""
         self._gathered: asyncio.TimerHandle | None = None
         self._turning = False
-        self._dispatch_pending = False
-        """Whether a commit is under way that gives jobs to workers as it accepts them."""
+        self._dispatch_pending: _Given | None = None
+        """What the commit under way gives to workers as it accepts it."""
         open_jobs.limiter.monotonic = clock.monotonic
         open_jobs.limiter.on_change = self.rejudge
 
@@ -266,7 +266,8 @@ class Scheduler:
         changes.extend(moves)
         decided.end = len(changes)
         changes.extend(given.moves)
-        bulk = [*reported.bulk(now), *admitted, *given.bulk.values()]
+        gifts = [*given.bulk.values(), *given.starts.values()]
+        bulk = [*reported.bulk(now), *admitted, *gifts]
         if not (changes or bulk):
             self._in_hand = []
             return
@@ -276,8 +277,7 @@ class Scheduler:
         self._in_hand = []
         self._confirm([(message, answers[index]) for index, message in reported.asked])
         self._settle(reported.results())
-        gone = bulk_answers[len(bulk) - len(given.bulk) :]
-        if not self._send(answers[decided.end :], gone):
+        if not self._send(answers[decided.end :], bulk_answers[len(bulk) - len(gifts) :], given):
             self.open_jobs.limiter.retract(taken)
         self._begin_anew(answers[decided.start : decided.end])
         for told in bulk_answers[len(ended) : len(ended) + len(admitted)]:
@@ -391,14 +391,15 @@ class Scheduler:
             return ()
         now, allowed = self.clock.now(), list(filter(self._is_allowed, jobs))
         if len(allowed) == len(jobs) and (picked := self._place_at_once(jobs, now)):
-            self._dispatch_pending = True
-            return list(self._dispatch(picked, Judged(), now).bulk.values())
+            given = self._dispatch_pending = self._dispatch(picked, Judged(), now, follows=True)
+            return [*given.bulk.values(), *given.starts.values()]
         return [
             BulkMove(
                 job_ids=[job.request.job_id for job in together],
                 events=_SCHEDULE,
                 actor=_SCHEDULER,
                 at=at,
+                follows=True,
             )
             for at, together in groupby(allowed, _ACCEPTED_AT)
         ]
@@ -449,11 +450,11 @@ class Scheduler:
         )
 
     def dispatch_committed(self, answers: Sequence[BulkAnswer]) -> None:
-        dispatched, self._dispatch_pending = self._dispatch_pending, False
+        given, self._dispatch_pending = self._dispatch_pending, None
         if self._rules_changed:  # the turn that was to take notice waits for this
             self._wake.set()
-        if dispatched:
-            self._send((), answers)
+        if given is not None:
+            self._send((), answers, given)
 
     async def _pick(self) -> tuple[list[tuple[Job, str]], Collection[Bucket]]:
         """Who goes where, and the buckets of limits that they fill."""
@@ -488,8 +489,19 @@ class Scheduler:
             self._wake.set()
         return picked, gate.taken.keys()
 
-    def _dispatch(self, picked: Sequence[tuple[Job, str]], judged: Judged, now: float) -> _Given:
-        """The moves that give these jobs to their workers; alike ones together."""
+    def _dispatch(
+        self,
+        picked: Sequence[tuple[Job, str]],
+        judged: Judged,
+        now: float,
+        *,
+        follows: bool = False,
+    ) -> _Given:
+        """The moves that give these jobs to their workers; alike ones together.
+
+        A worker that reports no starts may have begun whatever it was sent. So a job that may run
+        only once counts as started in the same commit, before it is sent.
+        """
         given = _Given()
         workers, orphaned, news = (
             self.open_jobs.roster.workers,
@@ -497,6 +509,8 @@ class Scheduler:
             judged.news,
         )
         for job, worker_id in picked:
+            if not (workers[worker_id].reports_starts or job.request.idempotent):
+                given.start(job, worker_id, now)
             if orphaned or job.seq in news:
                 given.moves.append(self._dispatch_one(job, worker_id, judged, now))
                 continue
@@ -511,6 +525,7 @@ class Scheduler:
                     versions=[],
                     worker_id=worker_id,
                     pool=workers[worker_id].pool,
+                    follows=follows,
                 )
             assert move.versions is not None
             move.job_ids.append(job.request.job_id)
@@ -534,13 +549,18 @@ class Scheduler:
             uncharged=job_id in self.open_jobs.uncharged,
         )
 
-    def _send(self, answers: Sequence[Answer], bulk: Sequence[BulkAnswer]) -> bool:
+    def _send(
+        self, answers: Sequence[Answer], bulk: Sequence[BulkAnswer], given_out: _Given
+    ) -> bool:
         """Give out what was committed; False if some of it was not."""
         moved = [answer.job for answer in answers if answer.moved and answer.job is not None]
         others = [answer for answer in answers if not answer.moved]
-        for one in bulk:
+        for one in bulk[: len(given_out.bulk)]:
             moved += one.moved
             others += [answer for _, answer in one.others]
+        if given_out.starts:
+            started = {job.seq: job for one in bulk[len(given_out.bulk) :] for job in one.moved}
+            moved = [started.get(job.seq, job) for job in moved]
         open_jobs, met = self.open_jobs, self._met
         given = [job for job in moved if open_jobs.is_live(job.request.job_id, job.attempt)]
         if met:
@@ -657,6 +677,23 @@ class _Given(Struct):
 
     moves: list[Change] = field(default_factory=list)
     bulk: dict[tuple[str, JobState], BulkMove] = field(default_factory=dict)
+    starts: dict[str, BulkMove] = field(default_factory=dict)
+    """Starts of workers that report none, by worker."""
+
+    def start(self, job: Job, worker_id: str, now: float) -> None:
+        move = self.starts.get(worker_id)
+        if move is None:
+            move = self.starts[worker_id] = BulkMove(
+                job_ids=[],
+                events=(JobEvent.START,),
+                actor=f"{Role.WORKER}:{worker_id}",
+                at=now,
+                attempts=[],
+                follows=True,
+            )
+        assert move.attempts is not None
+        move.job_ids.append(job.request.job_id)
+        move.attempts.append(job.attempt + 1)
 
 
 class _Range(Struct):

@@ -85,6 +85,8 @@ class WorkerRecord:
     """Topics that it serves but can't run at present, and why."""
     reattachable: Mapping[str, int] = field(default_factory=dict)
     """Lost jobs to whose work it can reattach, by id, and their attempts."""
+    reports_starts: bool = True
+    """If not, a job that may run only once counts as started when it is dispatched."""
 
     @property
     def ready(self) -> bool:
@@ -156,6 +158,7 @@ class Roster:
             record.facts = record.paused_topics = {}
             record.reattachable = {}
         record.session, record.link = hello.session, hello.link
+        record.reports_starts = hello.reports_starts
         record.heard_at = monotonic
         record.missing_since = None
         record.draining = hello.session == record.leaving_session

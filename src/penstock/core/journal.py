@@ -81,7 +81,7 @@ class Plan(Struct, frozen=True, gc=False):
     """It moves a job on, and nothing but its state and the guards need be looked at."""
 
 
-_PLAIN = frozenset({JobEvent.SCHEDULE})
+_PLAIN = (frozenset({JobEvent.SCHEDULE}), frozenset({JobEvent.START}))
 
 
 @cache
@@ -116,7 +116,7 @@ def plan_of(state: JobState, events: tuple[JobEvent, ...], role: str) -> Plan:
         starts=JobEvent.START in happened,
         asks=asks,
         ends=ends,
-        is_plain=happened == _PLAIN or ((gives or ends) and not asks),
+        is_plain=happened in _PLAIN or ((gives or ends) and not asks),
     )
 
 

@@ -137,6 +137,8 @@ class BulkMove(Struct, frozen=True, gc=False, kw_only=True):
     worker_id: str | None = None
     pool: str | None = None
     results: list[JobResult] | None = None
+    follows: bool = False
+    """Whether the same commit has moved all of these jobs before."""
 
     def one(self, index: int) -> Move:
         """The move of one of its jobs."""
@@ -428,23 +430,20 @@ class Decider:
         heads = self.heads
         return [job for job_id, job in self._new.items() if heads[job_id] is job]
 
-    def bulk(self, move: BulkMove, *, accepted: bool = False) -> BulkAnswer:
-        """One move of many jobs, planned once for all that are in the same state.
-
-        All of them may be jobs that are `accepted` in this very commit.
-        """
+    def bulk(self, move: BulkMove) -> BulkAnswer:
+        """One move of many jobs, planned once for all that are in the same state."""
         moved: list[Job] = []
         others: list[tuple[int, Answer]] = []
         heads, open_jobs, known, at = self.heads, self._open, self._known.jobs, move.at
         role = move.actor.partition(":")[0]
         page = 0
         versions, attempts, results = move.versions, move.attempts, move.results
-        worker_id, pool = move.worker_id, move.pool
+        worker_id, pool, follows = move.worker_id, move.pool, move.follows
         state: JobState | None = None
         plan = _NO_PLAN
         joined: list[Job] = []
         for index, job_id in enumerate(move.job_ids):
-            if accepted:
+            if follows:
                 job = heads.get(job_id)
             else:
                 job = None if job_id in heads else open_jobs.get(job_id) or known.get(job_id)
@@ -452,7 +451,7 @@ class Decider:
                 state = job.state
                 plan = plan_of(state, move.events, role)
                 page = self._begin_page()
-                joined = self._join(plan, move, apart=accepted)
+                joined = self._join(plan, move)
             if (
                 job is None
                 or not plan.is_plain
@@ -496,6 +495,15 @@ class Decider:
                 self._rows[job_id] = None
                 if results is not None and results[index].artifacts:
                     self._refer(changed)
+            elif plan.starts:
+                changed = replace(
+                    job,
+                    state=plan.after,
+                    version=job.version + plan.length,
+                    updated_at=at,
+                    started_at=at,
+                    pages=pages,
+                )
             else:
                 changed = replace(
                     job,
@@ -649,11 +657,12 @@ class Decider:
             self._pages[-1].strides.append(stride)
         return stride
 
-    def _join(self, plan: Plan, move: BulkMove, *, apart: bool) -> list[Job]:
+    def _join(self, plan: Plan, move: BulkMove) -> list[Job]:
         if not plan.is_plain:
             return []
         given = (move.worker_id, move.pool) if plan.gives else (None, None)
-        return self._stride(plan.path, move.actor, move.at, "", *given, apart=apart).jobs
+        stride = self._stride(plan.path, move.actor, move.at, "", *given, apart=move.follows)
+        return stride.jobs
 
     def _keep(self, answer: Answer, *, writes_row: bool) -> Answer:
         job, own = answer.job, answer.stride

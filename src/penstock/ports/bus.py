@@ -83,6 +83,8 @@ class Handshake(Message, frozen=True, gc=False):
     """Which of its connections this came over."""
     topic_defaults: Mapping[str, TopicDefaults] = {}
     """What jobs of a topic should have unless their caller says otherwise."""
+    reports_starts: bool = True
+    """If not, a job that may run only once counts as started when it is dispatched."""
 
 
 class Welcomed(Message, frozen=True, gc=False):
@@ -153,6 +155,8 @@ class Dispatch(Message, frozen=True, gc=False):
     timeout: float
     deadline: float | None = None
     constraints: Constraints | None = None
+    started: bool = False
+    """Whether it is durable already that this attempt has started."""
 
 
 class JobCancel(Message, frozen=True, gc=False):

@@ -6,8 +6,8 @@ states, attempts, leases and time limits are the engine's.
 
 What CAP workers don't do, the bridge makes up for:
 
-- *They don't say that they start.* A job that may run only once is reported as started, and that
-  is durable, before it is sent. So a worker that dies can't lead to a second run.
+- *They don't say that they start.* A job that may run only once counts as started in the commit
+  that dispatches it, before it is sent. So a worker that dies can't lead to a second run.
 - *They don't always announce themselves.* Jobs of a topic that nobody announced go to the topic's
   own subject, in the name of the worker `cap:any`. If nobody listens there, the NATS server says
   so, the job goes back, and the topic is paused for a while.
@@ -620,7 +620,9 @@ class CapBridge:
             )
         held = tuple(one.key for one in self._held.values() if one.worker == name)
         said = (name, worker.pool, worker.topics, worker.slots, {"cap": "yes"}, held)
-        hello = Handshake(*said, "NATS", session=worker.session, link=worker.link)
+        hello = Handshake(
+            *said, "NATS", session=worker.session, link=worker.link, reports_starts=False
+        )
         self._bus.publish(HANDSHAKE, [hello])
 
     def _serve_silently(self, topic: str) -> None:
@@ -685,6 +687,9 @@ class CapBridge:
                 self._finish_denied(held, f"{worker.name} has a session of tenant {tenant!r}")
                 return
         if dispatch.request.idempotent:
+            self._send(held)
+        elif dispatch.started:
+            held.has_started = True
             self._send(held)
         else:
             held.has_started = True

@@ -223,9 +223,10 @@ class Codec:
         )
         packet.created_at.FromNanoseconds(int(now * 1e9))
         if not (self.is_production and _SEALED & payload.keys()):
-            key = self.signing_key.key if self.signing_key is not None else None
-            signed: bytes = finalize_packet(packet, key).SerializeToString(deterministic=True)
-            return signed
+            if self.signing_key is not None:
+                packet = finalize_packet(packet, self.signing_key.key)
+            ordinary: bytes = packet.SerializeToString(deterministic=True)
+            return ordinary
         assert self.signing_key is not None
         if identity is not None:
             packet.identity.CopyFrom(identity)

@@ -75,9 +75,11 @@ _CAP_PRIORITIES = {
     Priority.BATCH: job_pb2.JOB_PRIORITY_BATCH,
     Priority.CRITICAL: job_pb2.JOB_PRIORITY_CRITICAL,
 }
-_OURS = (
-    *("job_id", "topic", "priority", "adapter_id", "env", "parent_job_id"),
-    *("workflow_id", "step_index", "tenant_id", "labels"),
+_OURS = frozenset(
+    {
+        *("job_id", "topic", "priority", "adapter_id", "env", "parent_job_id"),
+        *("workflow_id", "step_index", "tenant_id", "labels"),
+    }
 )
 """Fields that a JobRequest of ours has too."""
 
@@ -87,21 +89,14 @@ def request_of(packet: buspacket_pb2.BusPacket, context_ptr: str | None, now: fl
 
     Raises InvalidRequest."""
     asked = packet.job_request
-    rest = job_pb2.JobRequest()
-    rest.CopyFrom(asked)
-    for name in _OURS:
-        rest.ClearField(name)
-    if packet.identity.tenant_id:
-        rest.identity.CopyFrom(packet.identity)
-    if context_ptr is not None:
-        rest.ClearField("context_ptr")
     env = {name: value for name, value in asked.env.items() if not name.startswith("cap.")}
     env[TRACE] = packet.trace_id
-    if kept := rest.SerializeToString(deterministic=True):
+    if kept := _rest_of(packet, is_input_kept=context_ptr is not None):
         if len(kept) > _MAX_REST:
             problem = f"{len(kept)} bytes of meta, hints, budget and pointers"
             raise InvalidRequest("job_request", f"{problem}; at most {_MAX_REST} are allowed")
         env[REST] = base64.b64encode(kept).decode()
+    meta = asked.meta
     deadline = asked.budget.deadline_ms / 1000
     return JobRequest(
         job_id=asked.job_id,
@@ -115,12 +110,33 @@ def request_of(packet: buspacket_pb2.BusPacket, context_ptr: str | None, now: fl
         step_index=asked.step_index if asked.workflow_id else None,
         tenant=tenant_of(packet),
         labels=dict(asked.labels),
-        idempotency_key=asked.meta.idempotency_key or None,
-        capability=asked.meta.capability or None,
-        risk_tags=tuple(asked.meta.risk_tags),
+        idempotency_key=meta.idempotency_key or None,
+        capability=meta.capability or None,
+        risk_tags=tuple(meta.risk_tags),
         # Milliseconds from its acceptance, or the time itself.
         deadline=(deadline if deadline > 1e9 else now + deadline) if deadline else None,
     )
+
+
+def _rest_of(packet: buspacket_pb2.BusPacket, *, is_input_kept: bool) -> bytes:
+    """The fields of a packet's job that have no place in a JobRequest of ours."""
+    asked = packet.job_request
+    names = {field.name for field, _ in asked.ListFields()} - _OURS
+    if is_input_kept:
+        names.discard("context_ptr")
+    is_signed_for = bool(packet.identity.tenant_id)
+    if not (names or is_signed_for):
+        return b""
+    rest = job_pb2.JobRequest()
+    rest.CopyFrom(asked)
+    for name in _OURS:
+        rest.ClearField(name)
+    if is_signed_for:
+        rest.identity.CopyFrom(packet.identity)
+    if is_input_kept:
+        rest.ClearField("context_ptr")
+    kept: bytes = rest.SerializeToString(deterministic=True)
+    return kept
 
 
 def tenant_of(packet: buspacket_pb2.BusPacket) -> str:
