@@ -88,6 +88,26 @@ async def test_a_list_tells_its_total_when_it_is_asked_to(tmp_path: Path, monkey
 
 
 @run_async
+async def test_a_search_for_an_error_says_whether_it_looked_into_all(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    async with house(tmp_path) as one:
+        for job_id in ("a", "b"):
+            await one.submit("job.text.risky", job_id=job_id)
+            reason = {"reason": f"the disk of {job_id}"}
+            await one.call("POST", f"/v1/jobs/{job_id}/cancel", reason)
+
+        async def found(query: str) -> tuple[list[str], Any]:
+            page = (await one.call("GET", f"/v1/jobs?total=true&{query}")).json
+            return [job["job_id"] for job in page["jobs"]], page["total"]
+
+        assert await found("error=DISK") == (["b", "a"], {"count": 2, "exact": True})
+        monkeypatch.setattr(engine_api, "MAX_SEARCHED", 1)
+        assert await found("error=disk+of+a") == (["a"], {"count": 1, "exact": False})
+        assert await found("error=disk&state=FAILED") == ([], {"count": 0, "exact": True})
+
+
+@run_async
 async def test_a_restart_keeps_the_numbers_of_the_day(tmp_path: Path) -> None:
     settings = load(flags={"data_dir": str(tmp_path / "data")})
     app = an_app()

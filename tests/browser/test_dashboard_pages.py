@@ -382,6 +382,30 @@ def test_jobs_are_filtered_by_topic_tenant_label_time_and_text(
     expect(rows).to_have_count(1)
 
 
+def test_text_of_an_error_is_found(open_page, engine: World, jobs: dict[str, Job]) -> None:
+    full = engine.wait(engine.submit("job.text.fail", {"text": "the Disk is full"}))
+    page = open_page("jobs")
+    rows = page.locator("tbody tr")
+    for text, job in (
+        ("disk IS full", full),
+        ("zerodivision", jobs["failed"]),
+        (full.job_id[:24], full),  # the beginning of an id comes first
+    ):
+        page.get_by_role("searchbox").fill(text)
+        page.keyboard.press("Enter")
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text(job.job_id[-8:])
+    page.get_by_role("searchbox").fill("disk is full")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status").first).to_contain_text(
+        "that ended without success, with “disk is full”"
+    )
+    page.get_by_role("button", name="Retry matching …").click()
+    expect(page.get_by_role("dialog")).to_contain_text("error=disk is full")
+    page.get_by_role("dialog").get_by_role("button", name="Retry 1").click()
+    expect(page.locator("#notices")).to_contain_text("1 job of 1 retried")
+
+
 def test_filters_are_in_the_url_and_stay_after_a_reload(open_page, jobs: dict[str, Job]) -> None:
     page = open_page("jobs")
     page.get_by_role("link", name=re.compile("^FAILED")).click()
@@ -392,7 +416,7 @@ def test_filters_are_in_the_url_and_stay_after_a_reload(open_page, jobs: dict[st
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"q=job.text"))
     expect(page.locator("main")).to_contain_text("No job matches")
-    expect(page.locator("main")).to_contain_text("does not look into inputs, logs and error")
+    expect(page.locator("main")).to_contain_text("does not look into inputs and logs")
     page.reload()
     expect(page.get_by_role("searchbox")).to_have_value("job.text.")
     page.go_back()

@@ -21,7 +21,7 @@ from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import AuditEntry, AuditQuery, Backend, Durability, JobQuery, LogLine
 from penstock.testing.aio import run_async
 from penstock.testing.gate import APPROVED, HOLD, VERDICT
-from penstock.testing.samples import T0, accept, line, move, names, verdicts
+from penstock.testing.samples import T0, accept, failed, line, move, names, verdicts
 from penstock.testing.store import BackendContract, FallibleContract
 
 _E = JobEvent
@@ -115,6 +115,24 @@ class SqliteContract(FallibleContract):
         assert [entry.principal for entry in entries] == ["fine", "good"]
         assert [kept.text for kept in await store.read_log("b")] == ["kept"]
 
+    @run_async
+    async def test_errors_of_the_newest_jobs_are_searched(
+        self, store: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.adapters.sqlite.finding.MAX_SEARCHED", 2)
+        await searched(store)
+
+
+async def searched(store: Ledger) -> None:
+    """In a store that looks into two jobs."""
+    for name, topic in (("a", "job.a"), ("b", "job.b"), ("c", "job.b"), ("d", "job.a")):
+        end = failed(name, error_message="no disk")
+        await store.apply([accept(name, topic=topic), move(name, _E.SCHEDULE, _E.DISPATCH)])
+        await store.apply([move(name, _E.FAIL, attempt=1, result=end)])
+    assert await names(store, error="disk") == "dc"
+    assert await names(store, error="disk", topic="job.a") == "da", "other conditions come first"
+    assert await names(store, error="disk", oldest_first=True) == "ab"
+
 
 class TestSqlite(SqliteContract):
     pass
@@ -148,11 +166,12 @@ def some_changes(chance: random.Random, count: int) -> list[Change]:
         at = T0 + chance.randrange(20)
         key = pick([None, f"key{i}"])
         changes.append(accept(name, at, idempotency_key=key, **again))
+        end = failed(name, error_message=pick(["Oops", "too late", None]))
         lives: list[list[Change]] = [
             [],
             [move(name, _E.CANCEL)],
             [move(name, _E.SCHEDULE, _E.DISPATCH)],
-            [move(name, _E.SCHEDULE, _E.DISPATCH), move(name, _E.FAIL, attempt=1)],
+            [move(name, _E.SCHEDULE, _E.DISPATCH), move(name, _E.FAIL, attempt=1, result=end)],
             [move(name, _E.SCHEDULE, _E.DISPATCH), move(name, _E.EXPIRE, attempt=1)],
             [move(name, _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=pick([HOLD, APPROVED]))],
         ]
@@ -178,6 +197,7 @@ def some_query(chance: random.Random, count: int) -> JobQuery:
         "idempotency_key": ["key5"],
         "principal": ["alice", "", "nobody"],
         "schedule": ["nightly"],
+        "error": ["oo", "late", ""],
         "awaiting_approval": [True, False],
         "dead": [True],
         "tries": [True],

@@ -70,6 +70,9 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     principal: str | None = None
     """Principal that submitted it."""
     schedule: str | None = None
+    error: str | None = None
+    """Text in the error code or message of a job that ended without success. The case of ASCII
+    letters does not matter. It is looked for in the newest 20,000 that match all else."""
     awaiting_approval: bool | None = None
     """True: only jobs that are awaiting approval; false: only those that are not."""
     accepted_from: float | None = None

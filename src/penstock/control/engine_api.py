@@ -45,7 +45,7 @@ from penstock.core.check import check_number
 from penstock.core.errors import Conflict, InvalidRequest, NotFound, WaitTimedOut
 from penstock.core.job import Job, JobRequest, chain_of, ready_at
 from penstock.core.journal import Transition
-from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.blobs import Blobs, BlobStat
 from penstock.ports.bus import Bus, Drain, jobs_of
 from penstock.ports.clock import Clock
@@ -78,7 +78,15 @@ from penstock.ports.engine_api import (
     WorkerView,
     newest_try,
 )
-from penstock.ports.store import JobQuery, LogLine, StepCount, StepPage, StepQuery, Verified
+from penstock.ports.store import (
+    MAX_SEARCHED,
+    JobQuery,
+    LogLine,
+    StepCount,
+    StepPage,
+    StepQuery,
+    Verified,
+)
 
 if TYPE_CHECKING:
     from penstock.workloads.llm.batches import Batches
@@ -151,7 +159,14 @@ class ReadingEngineApi:
             states = mine.states or tuple(JobState)
             return JobTotal(sum(tally.get(state, 0) for state in set(states)), exact=True)
         found = len(await self._store.find(mine))
-        return JobTotal(min(found, MAX_COUNTED), found <= MAX_COUNTED)
+        exact = found <= MAX_COUNTED and (mine.error is None or await self._searches_all(mine))
+        return JobTotal(min(found, MAX_COUNTED), exact)
+
+    async def _searches_all(self, query: JobQuery) -> bool:
+        """Whether a search for an error looks into every job that has one."""
+        tally = await self._store.tally(query.tenant)
+        states = [state for state in query.states or TERMINAL if state is not JobState.SUCCEEDED]
+        return sum(tally.get(state, 0) for state in states) <= MAX_SEARCHED
 
     async def history(self, job_id: str) -> list[Transition]:
         await self.get(job_id)

@@ -9,10 +9,12 @@ from itertools import islice
 from penstock.core.job import Job, chain_of
 from penstock.core.journal import LoggedStride, moves_of
 from penstock.core.ledger import Counts
-from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.store import AuditEntry, AuditQuery, JobQuery, JournalEvent, Mismatch
 
 _DEAD = frozenset({JobState.FAILED, JobState.TIMEOUT})
+TROUBLE = TERMINAL - {JobState.SUCCEEDED}
+"""The states of jobs that ended without success."""
 
 
 def matches(query: JobQuery, job: Job) -> bool:
@@ -37,7 +39,20 @@ def matches(query: JobQuery, job: Job) -> bool:
         and (query.before is None or job.seq < query.before)
         and (query.since is None or job.seq > query.since)
         and query.labels.items() <= request.labels.items()
+        and (query.error is None or _has_error(job, query.error))
     )
+
+
+def _has_error(job: Job, text: str) -> bool:
+    if job.state not in TROUBLE or job.result is None:
+        return False
+    wanted, end = _lower(text), job.result
+    return any(wanted in _lower(said) for said in (end.error_code, end.error_message) if said)
+
+
+def _lower(text: str) -> bytes:
+    """With ASCII letters in lower case: databases change no others either."""
+    return text.encode("utf-8", "surrogatepass").lower()
 
 
 def is_awaiting_approval(job: Job) -> bool:

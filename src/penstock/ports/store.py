@@ -32,6 +32,10 @@ class Durability(StrEnum):
     """Nothing: for tests."""
 
 
+MAX_SEARCHED = 20_000
+"""Jobs in whose errors a text is looked for: the newest that match the other conditions."""
+
+
 class JobQuery(Struct, frozen=True, kw_only=True):
     """Which jobs, newest first. All conditions must hold.
 
@@ -58,6 +62,9 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     principal: str | None = None
     schedule: str | None = None
+    error: str | None = None
+    """Text in the error code or message of a job that ended without success. The case of ASCII
+    letters does not matter. It is looked for in the newest 20,000 that match all else."""
     awaiting_approval: bool | None = None
     """True: only jobs that are awaiting approval; False: only those that are not."""
     dead: bool = False
@@ -101,6 +108,7 @@ class JobConditions(TypedDict, total=False):
     idempotency_key: str | None
     principal: str | None
     schedule: str | None
+    error: str | None
     awaiting_approval: bool | None
     dead: bool
     tries: bool

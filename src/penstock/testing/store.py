@@ -647,6 +647,27 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         assert [job.job_id for job in jobs] == ["39", "37", "35", "33", "31"]
 
     @run_async
+    async def test_find_by_text_in_error_codes_and_messages(self, store: Ledger) -> None:
+        await store.apply([accept(name, tenant=f"t{name in 'ab'}") for name in "abcdef"])
+        await store.apply([move(name, _E.SCHEDULE, _E.DISPATCH) for name in "abcd"])
+        said = {"a": "The disk is FULL", "b": "no disk", "c": "Straße gesperrt"}
+        for name, message in said.items():
+            end = failed(name, error_code="OSError", error_message=message)
+            await store.apply([move(name, _E.FAIL, attempt=1, result=end)])
+        kept = succeeded("d", error_message="disk of the result")
+        await store.apply([move("d", _E.SUCCEED, attempt=1, result=kept), move("e", _E.CANCEL)])
+        assert await names(store, error="DISK") == "ba"
+        assert await names(store, error="disk is full") == "a"
+        assert await names(store, error="oserr") == "cba"
+        assert await names(store, error="Straße") == "c"
+        assert await names(store, error="ASSE") == ""
+        assert await names(store, error="disk", tenant="tTrue", limit=1) == "b"
+        assert await names(store, error="disk", states=(_S.SUCCEEDED,)) == ""
+        assert await names(store, error="disk", states=(_S.FAILED, _S.PENDING)) == "ba"
+        assert await names(store, error="disk", dead=True, oldest_first=True) == "ab"
+        assert await names(store, error="100%_\\") == ""
+
+    @run_async
     async def test_a_workflow_comes_in_the_order_of_its_steps(self, store: Ledger) -> None:
         flow: dict[str, Any] = {"workflow_id": "flow"}
         await store.apply(

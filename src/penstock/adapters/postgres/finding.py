@@ -12,11 +12,13 @@ from typing import Any
 import asyncpg
 
 from penstock.core.job import Job
+from penstock.lifecycles.canonical import JobState
 from penstock.ports import rows
 from penstock.ports.query import matches
 from penstock.ports.rows import DEAD, FIRST_FINAL, STATE_CODES
-from penstock.ports.store import AuditQuery, JobQuery
+from penstock.ports.store import MAX_SEARCHED, AuditQuery, JobQuery
 
+_SUCCEEDED = STATE_CODES[JobState.SUCCEEDED]
 _BATCH = 200
 _MOST = 5000
 _EXACT = ("tenant", "parent_job_id", "child_of", "workflow_id", "idempotency_key", "schedule")
@@ -50,21 +52,29 @@ async def find(
     terms = _terms(query, skip)
     order = "step_index NULLS FIRST, seq" if query.by_step else "seq"
     order += "" if query.oldest_first or query.by_step else " DESC"
-    decoded = bool(query.labels) or query.principal is not None
+    text = query.error
+    decoded = bool(query.labels) or query.principal is not None or text is not None
     codes = {STATE_CODES[state] for state in query.states}
     tables = []
-    if not query.dead and (not codes or min(codes) < FIRST_FINAL):
+    if not query.dead and text is None and (not codes or min(codes) < FIRST_FINAL):
         tables.append("job")
     if not query.awaiting_approval and (not codes or max(codes) >= FIRST_FINAL):
         tables.append("done")
     columns = f"{rows.COLUMNS}, step_index"
-    where, cut = terms.clause(), "" if decoded else f" LIMIT {limit}"
+    where, cut, has = terms.clause(), "" if decoded else f" LIMIT {limit}", ""
+    if text is not None:
+        cut = f" LIMIT {MAX_SEARCHED}"
+        terms.values.append(text.encode("utf-8", "surrogatepass"))
+        # Bytes as text, so that there are letters: those that are not ASCII are escaped.
+        wanted = f"lower(encode(${len(terms.values)}::bytea, 'escape'))"
+        has = f" WHERE position({wanted} IN lower(encode(record, 'escape'))) > 0"
     parts = [
         f"(SELECT {columns} FROM {schema}.{name}{where} ORDER BY {order}{cut})" for name in tables
     ]
     if not parts:
         return []
-    sql = f"SELECT {rows.COLUMNS} FROM ({' UNION ALL '.join(parts)}) AS found ORDER BY {order}"
+    every = " UNION ALL ".join(parts)
+    sql = f"SELECT {rows.COLUMNS} FROM ({every}) AS found{has} ORDER BY {order}"
     if not decoded:
         found = await db.fetch(f"{sql} LIMIT {limit}", *terms.values)
         return [rows.read_job(row) for row in found]
@@ -96,6 +106,8 @@ def _terms(query: JobQuery, skip: Collection[int]) -> _Terms:
         terms.add(f"state IN {DEAD} AND successor IS NULL")
     if query.folded:
         terms.add("successor IS NULL")
+    if query.error is not None:
+        terms.add(f"state > {_SUCCEEDED}")
     # Of what is in the encoded request only: it saves decoding what can't match.
     for key, value in query.labels.items():
         terms.add("position(?::bytea IN request) > 0", rows.encode(key) + rows.encode(value))

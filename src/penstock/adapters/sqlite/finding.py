@@ -6,6 +6,7 @@ together, `states` of open jobs or of those that ended in trouble, `dead`,
 `awaiting_approval`, `schedule`, `workflow_id`, `parent_job_id`, `child_of`, `first_try`,
 `idempotency_key` and none of them, from any `before` or `since`. Every other condition is
 checked job by job, and to fill a page with what is rare may mean to read all jobs, in a thread.
+For `error`, only a number of jobs is read: `MAX_SEARCHED` of each state.
 
 A job and its retries are one in a listing: its newest try. Indexes of open jobs and of those that
 ended in trouble have nothing else; elsewhere the tries that were retried are passed over, in a
@@ -32,7 +33,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports import rows
 from penstock.ports.query import matches
 from penstock.ports.rows import DEAD, FIRST_FINAL, STATE_CODES
-from penstock.ports.store import AuditQuery, JobQuery
+from penstock.ports.store import MAX_SEARCHED, AuditQuery, JobQuery
 
 Term = tuple[str, tuple[object, ...]]
 """A condition, and the values in it. Only fixed text goes into the condition."""
@@ -147,6 +148,9 @@ def _terms(query: JobQuery) -> dict[str, Term]:
     if query.principal:
         has = _encode("principal") + _encode(query.principal)
         terms["principal"] = ("instr(request, ?) > 0", (has,))
+    if query.error is not None:
+        has = "instr(lower(CAST(record AS TEXT)), lower(?)) > 0"
+        terms["error"] = (has, (query.error,))
     if query.accepted_from is not None:
         terms["accepted_from"] = ("accepted_at >= ?", (query.accepted_from,))
     if query.accepted_to is not None:
@@ -156,7 +160,7 @@ def _terms(query: JobQuery) -> dict[str, Term]:
 
 def _needs_decoding(query: JobQuery) -> bool:
     """Whether the columns can't tell for sure."""
-    return bool(query.labels) or query.principal is not None
+    return bool(query.labels) or query.principal is not None or query.error is not None
 
 
 def _codes(query: JobQuery) -> list[int]:
@@ -196,10 +200,14 @@ def _choose(query: JobQuery, terms: dict[str, Term]) -> _Plan:
     if query.awaiting_approval:
         parked = ("job INDEXED BY job_parked", (terms["parked"],))
         return _Plan(frozenset({"parked", "newest"}), parked)
+    alone = [1] if query.folded else [0, 1]
+    codes = set(_codes(query))
+    if query.error is not None:
+        streams = _searched(query, terms, (codes or _TROUBLE) & _TROUBLE, alone)
+        return _Plan(frozenset(terms), streams=streams)
     if query.dead:
         return _Plan(frozenset({"dead", "newest", "tenant"}), streams=_trouble(query, DEAD, [1]))
-    if codes := set(_codes(query)):
-        alone = [1] if query.folded else [0, 1]
+    if codes:
         if codes <= _OPEN:
             seen = frozenset({"states", "newest"} if codes == _OPEN else {"newest"})
             return _Plan(seen, ("job INDEXED BY job_open", (_IS_OPEN,)))
@@ -221,14 +229,37 @@ _IS_OPEN: Term = (f"state < {FIRST_FINAL}", ())
 
 def _trouble(query: JobQuery, codes: Iterable[int], alone: Iterable[int]) -> tuple[Stream, ...]:
     """Jobs that ended in these states, each with or without a successor."""
+    return tuple(_range(query, index, *found) for index, found in _ends(query, codes, alone))
+
+
+def _ends(
+    query: JobQuery, codes: Iterable[int], alone: Iterable[int]
+) -> Iterator[tuple[str, list[Term]]]:
+    """The index, and the conditions that pick a range of it, for each of these states."""
     index, of_tenant = "job INDEXED BY job_trouble", []
     if query.tenant is not None:
         index, of_tenant = f"{index}_tenant", [("tenant = ?", (query.tenant,))]
     # The first condition is word for word what the index says, or it would not be used.
     state = f"state > {_SUCCEEDED} AND state = ? AND (successor IS NULL) = ?"
-    return tuple(
-        _range(query, index, *of_tenant, (state, (code, one))) for code in codes for one in alone
-    )
+    for code in codes:
+        for one in alone:
+            yield index, [*of_tenant, (state, (code, one))]
+
+
+def _searched(
+    query: JobQuery, terms: dict[str, Term], codes: Iterable[int], alone: Iterable[int]
+) -> tuple[Stream, ...]:
+    """The same with a text in their errors, without a step of Python for each that is looked at."""
+    has, text = terms["error"]
+    others = [term for name, term in terms.items() if name != "error"]
+
+    def stream(index: str, found: list[Term]) -> Stream:
+        inner, values = _select(query, "seq, record", index, [*found, *others])
+        order = "" if query.oldest_first else "DESC"
+        sql = f"SELECT seq FROM ({inner} LIMIT {MAX_SEARCHED}) WHERE {has} ORDER BY seq {order}"
+        return lambda db: (row[0] for row in db.execute(sql, (*values, *text)))
+
+    return tuple(stream(index, found) for index, found in _ends(query, codes, alone))
 
 
 def _by_list(query: JobQuery, terms: dict[str, Term]) -> _Plan:

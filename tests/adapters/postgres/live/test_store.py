@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.conformance.test_store import same_answers, some_changes, some_query
+from tests.conformance.test_store import same_answers, searched, some_changes, some_query
 from tests.support.postgres import PostgresServer
 
 from penstock.adapters.memory.store import MemoryBackend
@@ -72,6 +72,13 @@ class TestPostgres(FallibleContract):
             yield
         finally:
             sql(f"DROP FUNCTION {schema}.fails CASCADE")
+
+    @run_async
+    async def test_errors_of_the_newest_jobs_are_searched(
+        self, store: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.adapters.postgres.finding.MAX_SEARCHED", 2)
+        await searched(store)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -4,7 +4,7 @@ import { get, getOr, part, post } from "../api.js";
 import { h } from "../dom.js";
 import { compact, count, plural } from "../format.js";
 import { ask, badge, command, empty, errorCode, icon, jobLink, link, notify, quoted, reasonField, runTime, since, tags } from "../parts.js";
-import { STATES, UNFINISHED, stateOf, term } from "../words.js";
+import { ENDS, STATES, UNFINISHED, stateOf, term } from "../words.js";
 
 const PAGE = 50;
 const TIMES = [
@@ -14,12 +14,13 @@ const TIMES = [
   ["24h", "last 24 hours"],
   ["7d", "last 7 days"],
 ];
-const SEARCHED = "The search box takes an id or its beginning, part of an id as *7zka*, part of a topic, or label=value. It does not look into inputs, logs and error messages: the overview groups failures by error.";
+const SEARCHED = "The search box takes an id or its beginning, part of an id as *7zka*, part of a topic, label=value, or text of an error code or message. It does not look into inputs and logs.";
+const MAX_SEARCHED = 20_000; // jobs in whose errors the engine looks for a text
 const SECONDS = { m: 60, h: 3600, d: 86_400 };
-const SIMPLE = ["topic", "tenant", "principal", "schedule", "workflow_id", "parent_job_id", "child_of"];
+const SIMPLE = ["topic", "tenant", "principal", "schedule", "workflow_id", "parent_job_id", "child_of", "error"];
 
 /** The filter of the API that a URL of this page stands for. `topics` are those that are known. */
-export function filterOf(query, topics = []) {
+async function filterOf(query, topics) {
   const filter = {};
   for (const name of SIMPLE) if (query.get(name)) filter[name] = query.get(name);
   if (query.getAll("state").length) filter.state = query.getAll("state");
@@ -31,8 +32,15 @@ export function filterOf(query, topics = []) {
   if (/^[^=\s]+=./.test(text)) filter.label = [...(filter.label ?? []), text];
   else if (text.startsWith("job.")) filter.topic = /[*?[]/.test(text) ? text : `${text}*`;
   else if (text && topics.some((topic) => topic.includes(text))) filter.topic = `*${text}*`;
-  else if (text) filter.job_id = /[*?[]/.test(text) ? text : `${text}*`;
+  else if (/[*?[]/.test(text)) filter.job_id = text;
+  else if (text && (await isId(text))) filter.job_id = `${text}*`;
+  else if (text) filter.error = text;
   return filter;
+}
+
+/** Whether an id begins so. */
+async function isId(text) {
+  return !/\s/.test(text) && (await get("/v1/jobs", { job_id: `${text}*`, limit: 1 })).jobs.length > 0;
 }
 
 /** The options of `penstock ps`, `cancel` and `retry` that mean the same. */
@@ -50,7 +58,7 @@ export default async function jobs(ctx) {
   const [counts, schemas] = await Promise.all([get("/v1/counts"), ctx.may("submit_job") ? getOr({ topics: [] }, "/v1/topics/schemas") : { topics: [] }]);
   const topics = [...new Set([...schemas.topics.map((one) => one.topic), ...Object.keys(counts.topics)])].sort();
   const about = new Map(schemas.topics.map((one) => [one.topic, one.description || null]));
-  const filter = filterOf(ctx.query, topics);
+  const filter = await filterOf(ctx.query, topics);
   const dead = ctx.query.get("dead") === "true";
   const cursor = ctx.query.get("cursor");
   const isFirst = !cursor;
@@ -59,9 +67,9 @@ export default async function jobs(ctx) {
   const list = (more = {}) => get("/v1/jobs", { ...filter, dead, limit: PAGE, cursor, why: true, ...more });
 
   async function read() {
-    const page = await list({ total: isFirst });
+    const page = await list({ total: isFirst && !filter.error });
     ({ jobs: rows, next, why = {} } = page);
-    total = page.total ?? total;
+    total = filter.error && isFirst ? { count: rows.length, exact: !next } : page.total ?? total;
     fresh = 0;
     follow();
     ctx.update();
@@ -155,6 +163,7 @@ export default async function jobs(ctx) {
       filters(),
       h("p", { class: "line", role: "status" },
         total ? h("span", null, total.exact ? plural(total.count, "job") : `more than ${plural(total.count, "job")}`) : null,
+        filter.error ? h("span", { class: "soft" }, searched()) : null,
         fresh ? h("button", { class: "fresh", type: "button", onclick: read }, `Show ${count(fresh)}${fresh === PAGE ? " or more" : ""} new`) : null),
       rows.length ? listing() : empty(isFirst && !Object.keys(filter).length && !dead ? ["No job yet. ", link("/dashboard/submit", null, "Submit one"), ", or run ", h("code", null, "penstock submit TOPIC --input '{…}'"), "."] : ["No job matches. Take a filter away to see more.", ctx.query.get("q") ? ` ${SEARCHED}` : ""]),
       h("nav", { class: "pages", "aria-label": "Pages of the list" },
@@ -162,6 +171,13 @@ export default async function jobs(ctx) {
         next ? link(href((query) => query.set("cursor", next)), null, "Older »") : null),
     ],
   };
+
+  /** What was looked for in errors, and how far back. */
+  function searched() {
+    const failed = ENDS.slice(1).reduce((sum, state) => sum + (counts.states[state] ?? 0), 0);
+    const reach = failed > MAX_SEARCHED ? `; the newest ${count(MAX_SEARCHED)} that match the other filters were searched` : "";
+    return `that ended without success, with “${filter.error}” in the error code or message${reach}`;
+  }
 
   function href(change) {
     const query = new URLSearchParams(ctx.query);
@@ -178,7 +194,7 @@ export default async function jobs(ctx) {
       query.delete("state");
       for (const one of STATES) if (chosen.has(one) !== (one === state)) query.append("state", one);
     });
-    const others = ["topic", "tenant", "principal", "schedule", "workflow_id", "parent_job_id", "child_of", "label"].flatMap((name) => ctx.query.getAll(name).map((value) => [name, value]));
+    const others = [...SIMPLE, "label"].flatMap((name) => ctx.query.getAll(name).map((value) => [name, value]));
     return h(
       "div",
       { class: "filters" },
@@ -187,7 +203,7 @@ export default async function jobs(ctx) {
       h(
         "form",
         { class: "search", role: "search", key: location.search, onsubmit: search },
-        h("input", { type: "search", name: "q", value: ctx.query.get("q") ?? "", "aria-label": "Search by id, topic or label", placeholder: "id, topic or label  ( / )", title: SEARCHED, autocomplete: "off", spellcheck: "false" }),
+        h("input", { type: "search", name: "q", value: ctx.query.get("q") ?? "", "aria-label": "Search by id, topic, label or error", placeholder: "id, topic, label or error  ( / )", title: SEARCHED, autocomplete: "off", spellcheck: "false" }),
         h("input", { name: "topic", list: "topics", "aria-label": "Topic", placeholder: "topic", title: `${term("topic")} As job.text.*`, autocomplete: "off", spellcheck: "false" }),
         h("datalist", { id: "topics" }, topics.map((topic) => h("option", { key: topic, value: topic }))),
         ctx.me.tenant ? null : h("input", { name: "tenant", "aria-label": "Tenant", placeholder: "tenant", title: term("tenant"), autocomplete: "off", spellcheck: "false" }),
@@ -271,7 +287,7 @@ export default async function jobs(ctx) {
         h("p", null, "Filters: ", Object.keys(given).length ? h("code", null, Object.entries(given).map(([name, value]) => `${name}=${value}`).join(" ")) : h("b", null, "none: all jobs that you see")),
         h("ul", { class: "sample" }, preview.jobs.map((job) => h("li", { key: job.job_id }, badge(job.state), " ", h("code", null, job.job_id), " ", job.request.topic)), number > preview.jobs.length ? h("li", { class: "soft" }, `and ${count(number - preview.jobs.length)} more`) : null),
         cancels ? reasonField("Reason (optional, kept with each job)") : null,
-        filter.accepted_from || filter.job_id ? null : command(`penstock ${verb} ${optionsOf(given) || "--all"}`),
+        filter.accepted_from || filter.job_id || filter.error ? null : command(`penstock ${verb} ${optionsOf(given) || "--all"}`),
       ],
       act: async ({ reason }) => {
         const done = await post(`/v1/jobs:${verb}`, cancels ? { ...body, reason: reason ?? "" } : body);

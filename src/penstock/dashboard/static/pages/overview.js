@@ -161,7 +161,7 @@ export default async function overview(ctx) {
       table(
         [
           ["Error", (one) => errorCode(one.error_code) ?? "–"],
-          ["Topic", (one) => link(`/dashboard/jobs?topic=${encodeURIComponent(one.topic)}&${ENDS.slice(1).map((state) => `state=${state}`).join("&")}`, null, one.topic)],
+          ["Topic", (one) => link(`/dashboard/jobs?topic=${encodeURIComponent(one.topic)}&${ENDS.slice(1).map((state) => `state=${state}`).join("&")}${one.error_code ? `&error=${encodeURIComponent(one.error_code)}` : ""}`, null, one.topic)],
           ["Tries", (one) => meter(one.count, most, count(one.count), "bad"), { about: "Tries that ended so, in the chosen time." }],
         ],
         timeline.failures.slice(0, 10),
