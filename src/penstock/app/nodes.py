@@ -32,10 +32,9 @@ from msgspec.structs import asdict
 from penstock.config.loading import variable
 from penstock.config.settings import NodeDtype
 from penstock.core.errors import PenstockError, Unavailable
-from penstock.workloads.pipes.changes import NodeChange, changes
 from penstock.workloads.pipes.config import AUTO
 from penstock.workloads.pipes.setup import pipe_config
-from penstock.workloads.pipes.status import PipesView
+from penstock.workloads.pipes.status import NodeChange, PipesView, changes
 from penstock.workloads.pipes.views import view_of
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ class _Hosted:
         return [one for one in others if not isinstance(one, PipesExecutor)] + [own]
 
     def _host(self, config: LpConfig) -> Host:
-        from penstock.workloads.pipes.hosting import NodeHost
+        from penstock.workloads.pipes.runner import NodeHost
 
         hosted, on_progress = self, self._on_progress
 

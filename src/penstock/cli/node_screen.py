@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, TypeVar
 from penstock.cli.formats import Number, moment, span
 from penstock.cli.live import loading_bar
 from penstock.cli.output import WIDE, Listing, Row, rich_text, styled
-from penstock.workloads.pipes.changes import Change, NodeChange, held, route, why_not
-from penstock.workloads.pipes.status import NodeView, PipesView, PipeView
+from penstock.workloads.pipes.status import (
+    Change,
+    NodeChange,
+    NodeView,
+    PipesView,
+    PipeView,
+    held,
+    route,
+    why_not,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -23,7 +23,7 @@ from penstock.cli.options import SHARED, Parsed, as_lines, options, together
 from penstock.cli.output import banner
 from penstock.core.errors import Misconfigured
 from penstock.workloads.llm.values import PIPE_TOPICS
-from penstock.workloads.pipes.changes import held
+from penstock.workloads.pipes.status import held
 from penstock.workloads.pipes.views import view_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _LOOPBACK = ("127.", "[::1]", "localhost")
 
 
 def _layers(text: str) -> str:
-    from penstock.workloads.pipes.ranges import parse_layers
+    from penstock.workloads.pipes.config import parse_layers
 
     parse_layers(text)
     return text

@@ -43,7 +43,7 @@ from penstock.config.settings import (
 from penstock.core.check import check_name, check_pairs
 from penstock.core.errors import InvalidRequest, Misconfigured, did_you_mean
 from penstock.core.pointer import Source, parse_source
-from penstock.workloads.pipes.ranges import parse_layers
+from penstock.workloads.pipes.config import parse_layers
 
 FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.workloads.pipes.generation import LEAST, MOST, CachedPrefix, Prefixes, shared
 from penstock.workloads.pipes.job import Hop
-from penstock.workloads.pipes.prefixes import LEAST, MOST, CachedPrefix, Prefixes, shared
 
 HOPS = (Hop("a", 0, 4), Hop("b", 4, 8))
 TOKENS = tuple(range(100, 100 + 3 * LEAST))

@@ -156,7 +156,7 @@ def make(app: Any, options: Mapping[str, Any]) -> PipesExecutor:
 
 def _node(config: LpConfig) -> Host:
     """Only here is what computes imported."""
-    from penstock.workloads.pipes.hosting import NodeHost
+    from penstock.workloads.pipes.runner import NodeHost
 
     return NodeHost(config)
 

@@ -15,9 +15,8 @@ from penstock.workloads.pipes.model.cache import CPU, Layout
 from penstock.workloads.pipes.model.linear import held_bytes
 from penstock.workloads.pipes.model.segment import Part, Segment
 from penstock.workloads.pipes.model.trial import tried
-from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
-from penstock.workloads.pipes.weights.source import Source, naming
+from penstock.workloads.pipes.weights.source import Source, fingerprint, naming
 
 
 class LlmModel:

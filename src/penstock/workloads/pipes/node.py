@@ -31,7 +31,7 @@ from penstock.workloads.llm.values import (
     ModelFacts,
 )
 from penstock.workloads.pipes.admission import Admission
-from penstock.workloads.pipes.config import LayerRange, LpConfig
+from penstock.workloads.pipes.config import LayerRange, LpConfig, check_within
 from penstock.workloads.pipes.device import device_dtype, device_of
 from penstock.workloads.pipes.end_model import EndModel
 from penstock.workloads.pipes.generation import blamed, code_of
@@ -48,15 +48,19 @@ from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord, ranges_of, written
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.origin import Origin
-from penstock.workloads.pipes.ranges import check_within
 from penstock.workloads.pipes.receiver import JobReceiver
 from penstock.workloads.pipes.routes import NoRoute, Route, find_route, loads
 from penstock.workloads.pipes.scheduler import PassScheduler, failure_of
 from penstock.workloads.pipes.text.tokenizing import Text
-from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.room import Room, room
-from penstock.workloads.pipes.weights.source import Source, architecture_of, naming, open_source
+from penstock.workloads.pipes.weights.source import (
+    Source,
+    architecture_of,
+    fingerprint,
+    naming,
+    open_source,
+)
 from penstock.workloads.pipes.wire.identity import Identity
 from penstock.workloads.pipes.wire.messages import (
     MAX_STEPS,

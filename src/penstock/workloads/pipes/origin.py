@@ -33,15 +33,16 @@ from penstock.workloads.llm.values import (
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.generation import (
     Broken,
+    CachedPrefix,
     Completed,
     Generation,
+    Prefixes,
     Read,
     Wrote,
     blamed,
     code_of,
 )
 from penstock.workloads.pipes.job import Hop, Job, JobTiming
-from penstock.workloads.pipes.prefixes import CachedPrefix, Prefixes
 from penstock.workloads.pipes.routes import NoRoute, Route
 from penstock.workloads.pipes.text.constraint import is_constrained
 from penstock.workloads.pipes.text.speculation import Lookup, Speculation, StepTimes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -24,11 +24,12 @@ from penstock.workloads.llm.values import (
     TokenizeResult,
     Usage,
 )
+from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.node import Node
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 _AT_ONCE = 16
 """Texts of one request that are made embeddings of together."""
@@ -123,3 +124,38 @@ class PipeRunner:
         name = self._node.config.model
         if model not in ("", name):
             raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"this node has {name}, not {model}")
+
+
+# -- the node of an executor --------------------------------------------------------------
+
+
+class NodeHost:
+    """See `penstock.workloads.pipes.executor.Host`."""
+
+    def __init__(self, config: LpConfig) -> None:
+        self._node = Node(config)
+        self.runner = PipeRunner(self._node)
+        self._joined: set[str] = set()
+
+    @property
+    def node_id(self) -> str:
+        return self._node.node_id
+
+    @property
+    def address(self) -> str:
+        return self._node.address
+
+    async def start(self, told: Loading) -> None:
+        await self._node.start(told)
+
+    def records(self) -> Iterable[NodeRecord]:
+        return self._node.mesh.table.live()
+
+    def join(self, addresses: Iterable[str]) -> None:
+        known = {record.address for record in self.records()}
+        new = set(addresses) - known - self._joined
+        self._joined |= new
+        self._node.mesh.join(new)
+
+    async def stop(self) -> None:
+        await self.runner.close()

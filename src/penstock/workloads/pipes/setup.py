@@ -14,8 +14,7 @@ from penstock.models.gguf import SUFFIX, stem_of
 from penstock.models.store import ModelStore
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import LlmFailure, is_model_name
-from penstock.workloads.pipes.config import LpConfig
-from penstock.workloads.pipes.ranges import parse_layers
+from penstock.workloads.pipes.config import LpConfig, parse_layers
 from penstock.workloads.pipes.status import PipesView
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.support.pipes.views import MODEL, node, pipe, segment, view
 
-from penstock.workloads.pipes.changes import Change, NodeChange, changes
-from penstock.workloads.pipes.status import HopView
+from penstock.workloads.pipes.status import Change, HopView, NodeChange, changes
 
 NOTHING = view()
 

@@ -11,7 +11,7 @@ from tests.support.pipes.views import node, segment
 
 from penstock.cli.live import LiveScreen
 from penstock.cli.node_screen import change_line, node_status
-from penstock.workloads.pipes.changes import Change, NodeChange
+from penstock.workloads.pipes.status import Change, NodeChange
 
 
 def drawn(what: RenderableType, width: int = 80) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.app.nodes import children_of, cut, shared
 from penstock.config import Settings, load
-from penstock.workloads.pipes.ranges import parse_layers
+from penstock.workloads.pipes.config import parse_layers
 from penstock.workloads.pipes.weights.source import Source
 
 CONFIG = {

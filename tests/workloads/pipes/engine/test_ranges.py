@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.ranges import check_within, parse_layers
+from penstock.workloads.pipes.config import LayerRange, check_within, parse_layers
 
 
 @pytest.mark.parametrize(

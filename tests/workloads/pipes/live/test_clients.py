@@ -30,8 +30,8 @@ from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor
-from penstock.workloads.pipes.hosting import NodeHost
 from penstock.workloads.pipes.node import Node
+from penstock.workloads.pipes.runner import NodeHost
 
 LONG = 400
 

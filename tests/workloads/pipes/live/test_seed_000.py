@@ -46,11 +46,11 @@ from penstock.workloads.pipes import receiver, scheduler
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.end_model import EndModel
 from penstock.workloads.pipes.executor import PipesExecutor
-from penstock.workloads.pipes.hosting import NodeHost
 from penstock.workloads.pipes.job import ComputeStep, Job, JobContext
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.pipe import Pipe
 from penstock.workloads.pipes.processor import JobProcessor
+from penstock.workloads.pipes.runner import NodeHost
 
 S, E = ProcessorState, ProcessorEvent
 FIRST, MIDDLE, LAST = ranges(0, 2, 4, LAYERS)

@@ -18,7 +18,7 @@ from tests.support.pipes.networks import (
 
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import HopTime
-from penstock.workloads.pipes.model.wire_format import encoded, from_bytes, row_bytes, width_of
+from penstock.workloads.pipes.network_job import encoded, from_bytes, row_bytes, width_of
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.wire.messages import Kind
 

@@ -13,9 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.workloads.llm.values import CompletionRequest, LlmCode, LlmFailure, Sampling
-from penstock.workloads.pipes.text.filters import LAST, candidates, penalised
-from penstock.workloads.pipes.text.noise import gumbel, seed_of
-from penstock.workloads.pipes.text.sampler import DEFAULTS, Sampler, completed
+from penstock.workloads.pipes.text.sampler import (
+    DEFAULTS,
+    LAST,
+    Sampler,
+    candidates,
+    completed,
+    gumbel,
+    penalised,
+    seed_of,
+)
 
 GREEDY = Sampling(temperature=0)
 WIDE = Sampling(temperature=1, top_k=0, top_p=1, min_p=0)

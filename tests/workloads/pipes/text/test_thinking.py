@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.pipes.small_tokenizers import TEMPLATE, byte_level
 
 from penstock.workloads.llm.values import ChatRequest, Delta, Message
-from penstock.workloads.pipes.text.thinking import Thinking
 from penstock.workloads.pipes.text.tokenizing import Text
+from penstock.workloads.pipes.text.writer import Thinking
 
 USER = Message(role="user", content="Hi")
 AWARE = TEMPLATE + "{# knows <think> and </think> #}"

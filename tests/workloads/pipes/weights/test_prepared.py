@@ -15,9 +15,8 @@ from tests.support.pipes.random_models import FAMILIES, RandomSource, tiny
 from tests.support.pipes.walking import load_all
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.prepared import PreparedSource, prepare
-from penstock.workloads.pipes.weights.source import Source, open_source
+from penstock.workloads.pipes.weights.source import Source, fingerprint, open_source
 
 
 class Worded(RandomSource):

@@ -20,11 +20,9 @@ from penstock.workloads.llm.values import (
     TokenizeRequest,
 )
 from penstock.workloads.pipes.text.constraint import Constraints, is_constrained
-from penstock.workloads.pipes.text.noise import seed_of
-from penstock.workloads.pipes.text.sampler import Sampler, completed
-from penstock.workloads.pipes.text.thinking import CLOSE, OPEN, Thinking
+from penstock.workloads.pipes.text.sampler import Sampler, completed, seed_of
 from penstock.workloads.pipes.text.vocabulary import Vocabulary
-from penstock.workloads.pipes.text.writer import Writer
+from penstock.workloads.pipes.text.writer import CLOSE, OPEN, Thinking, Writer
 
 _MODELS_OWN = ("temperature", "top_k", "top_p", "min_p")
 """Of what a model recommends, that which llama.cpp takes from it too."""

@@ -12,11 +12,15 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from penstock.models.gguf import GgufHeader, GgufTensor, Malformed, Value, part_paths
-from penstock.workloads.pipes.weights.described import check_number
 from penstock.workloads.pipes.weights.gguf_config import GgufConfig
 from penstock.workloads.pipes.weights.memory import give_back
-from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
-from penstock.workloads.pipes.weights.tokenizers import gguf_tokenizer
+from penstock.workloads.pipes.weights.source import (
+    check_number,
+    gguf_tokenizer,
+    invalid,
+    not_found,
+    not_supported,
+)
 
 _LAYER = {
     "attn_norm": "input_layernorm",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.models.gguf import Value
-from penstock.workloads.pipes.weights.refusing import invalid, not_supported
+from penstock.workloads.pipes.weights.source import invalid, not_supported
 
 MOST_LAYERS = 10_000
 """Far from what any model has: a number beyond is damage, and would take all memory."""

@@ -22,12 +22,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.weights.described import check_number, read_config, read_json
-from penstock.workloads.pipes.weights.fingerprint import fingerprint
-from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 from penstock.workloads.pipes.weights.safetensors import read_file
-from penstock.workloads.pipes.weights.source import Source
-from penstock.workloads.pipes.weights.tokenizers import folder_tokenizer
+from penstock.workloads.pipes.weights.source import (
+    Source,
+    check_number,
+    fingerprint,
+    folder_tokenizer,
+    invalid,
+    not_found,
+    not_supported,
+    read_config,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

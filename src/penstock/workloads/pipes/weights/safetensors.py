@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from penstock.workloads.pipes.weights.described import read_config, read_json
 from penstock.workloads.pipes.weights.memory import give_back
-from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
-from penstock.workloads.pipes.weights.tokenizers import folder_tokenizer
+from penstock.workloads.pipes.weights.source import (
+    folder_tokenizer,
+    invalid,
+    not_found,
+    not_supported,
+    read_config,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

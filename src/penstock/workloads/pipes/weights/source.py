@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.models.gguf import stem_of
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,3 +134,120 @@ def _open_folder(path: Path) -> Source:
 def _begins(path: Path, magic: bytes) -> bool:
     with path.open("rb") as file:
         return file.read(len(magic)) == magic
+
+
+# -- why a model's files are not taken, in one tone ---------------------------------------
+
+
+def not_found(path: Path, why: str) -> LlmFailure:
+    return LlmFailure(LlmCode.MODEL_NOT_FOUND, f"{path} {why}", path=str(path))
+
+
+def invalid(path: Path, why: str) -> LlmFailure:
+    return LlmFailure(LlmCode.MODEL_INVALID, f"{path} {why}", path=str(path))
+
+
+def not_supported(path: Path, why: str) -> LlmFailure:
+    return LlmFailure(LlmCode.NOT_SUPPORTED, f"{path} {why}", path=str(path))
+
+
+# -- a model's config.json ----------------------------------------------------------------
+
+_OUTER = (
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("torch_dtype", "dtype", "quantization_config"),
+)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise not_found(path, "does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise invalid(path, f"is not readable JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise invalid(path, "is not a JSON object")
+    return read
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Of a model with several parts only what describes its language model."""
+    config = read_json(path)
+    inner = config.get("text_config")
+    if isinstance(inner, dict):
+        outer = {name: config[name] for name in _OUTER if name in config}
+        config = {"architectures": config.get("architectures"), **outer, **inner}
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise invalid(path, "does not say what architecture the model has (model_type)")
+    return config
+
+
+def check_number(config: Mapping[str, Any], n: int, path: Path) -> None:
+    count = config.get("num_hidden_layers")
+    if not isinstance(count, int) or not 0 <= n < count:
+        raise invalid(path, f"has layers 0 to {int(count or 0) - 1}, and no {n}")
+
+
+# -- tokenizers as transformers reads them. Only an origin comes here ---------------------
+
+
+def folder_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return _read(AutoTokenizer, path, path, trust_remote_code=False)
+
+
+def gguf_tokenizer(path: Path, facts: Mapping[str, Any]) -> Any:
+    """transformers takes the vocabulary from the file; two of its facts it passes over."""
+    # AutoTokenizer would read the file twice, the first time slowly.
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = _read(PreTrainedTokenizerFast, path, path.parent, gguf_file=path.name)
+    if facts.get("tokenizer.ggml.pre") == "smollm":
+        _split_digits(tokenizer)
+    sentencepiece = facts.get("tokenizer.ggml.model") == "llama"
+    tokenizer.add_bos_token = bool(facts.get("tokenizer.ggml.add_bos_token", sentencepiece))
+    return tokenizer
+
+
+def _split_digits(tokenizer: Any) -> None:
+    """Each digit is a word to these, so that spaces before it stay together."""
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    )
+
+
+def _read(kind: Any, path: Path, folder: Path, **more: Any) -> Any:
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True, **more)
+    except Exception as error:  # it has no one kind of its own
+        raise invalid(path, f"has no tokenizer that can be read: {error}") from error
+
+
+# -- what a layer's numbers are, in 32 characters -----------------------------------------
+
+_CHUNK = 1 << 20
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, shapes and values. The values count as float32, so that stores of the same
+    numbers in bfloat16 and in float32 have the same one; a layout in memory has no say."""
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        whole.update(f"{name} {list(tensor.shape)} ".encode())
+        whole.update(_digest(tensor))
+    return whole.hexdigest()[:32]
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """In pieces, as a float32 copy of a large tensor may not fit beside it."""
+    digest = hashlib.sha256()
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        piece = flat[start : start + _CHUNK].float().contiguous()
+        digest.update(memoryview(piece.numpy()))
+    return digest.digest()
