@@ -19,6 +19,7 @@ from tests.workloads.pipes.live.test_engine_nodes import answer_of, engine_of, s
 
 from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
+from penstock.ports.tls import SecureTransport
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import ChatRequest, LlmResult, Message, Sampling
 from penstock.workloads.pipes.model.segment import Segment
@@ -46,15 +47,16 @@ class Tap:
         self.frames: list[tuple[Kind, bytes]] = []
         self.raw: list[bytes] = []
         self.logits: list[torch.Tensor] = []
-        write, made, head = Connection._write, Connection.connection_made, Segment.head
+        write, made, head = Connection._write, SecureTransport.connection_made, Segment.head
 
         def tapped_write(it: Connection, kind: Kind, *buffers: Any) -> None:
             if it._hello.node_id == node_id:
                 self.frames.append((kind, b"".join(buffers)))
             write(it, kind, *buffers)
 
-        def tapped_made(it: Connection, transport: Any) -> None:
-            ours = it._hello.node_id == node_id
+        def tapped_made(it: SecureTransport, transport: Any) -> None:
+            used_by = it._protocol
+            ours = isinstance(used_by, Connection) and used_by._hello.node_id == node_id
             made(it, Tapped(transport, self.raw) if ours else transport)
 
         def tapped_head(it: Segment, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +65,7 @@ class Tap:
             return logits
 
         monkeypatch.setattr(Connection, "_write", tapped_write)
-        monkeypatch.setattr(Connection, "connection_made", tapped_made)
+        monkeypatch.setattr(SecureTransport, "connection_made", tapped_made)
         monkeypatch.setattr(Segment, "head", tapped_head)
 
     @property
