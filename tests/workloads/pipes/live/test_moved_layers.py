@@ -50,8 +50,10 @@ def watch(event, arguments):
         opened.append(Path(str(arguments[0])).stem)
 
 sys.addaudithook(watch)
+from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.wire.messages import Assign, Kind, encode
 
 def memory(name):

@@ -36,7 +36,7 @@ RESIDENT = """
 import json, sys
 from pathlib import Path
 import torch
-from penstock.workloads.pipes.weights.source import architecture_of, open_source
+from penstock.workloads.pipes.weights.source import open_source
 
 def resident():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -122,6 +122,7 @@ import json, sys
 from pathlib import Path
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.llm_model import LlmModel
+from penstock.workloads.pipes.weights.source import architecture_of, open_source
 
 source = open_source(Path(sys.argv[1]))
 model = LlmModel.load(architecture_of(source), source, LayerRange(1, 3), "float32")

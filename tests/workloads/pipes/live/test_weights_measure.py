@@ -16,6 +16,7 @@ TRIAL = Trial(((8, 8),), ("float32", "bfloat16"), (1, 2), 1.0)
 STUB = """
 import os, signal, sys, time, types
 sys.modules["torch"] = types.ModuleType("torch")  # it is not what is tested, and slow to import
+from penstock.workloads.pipes import measure
 
 def tried(trial, dtype, environment):
     yield measure.Measurement(dtype, 1, 1.0, 1.0, environment)
