@@ -54,7 +54,9 @@ from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.net.mesh import Mesh
 from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.node import Node
-from penstock.workloads.pipes.wire.messages import Assign, Kind, encode
+from penstock.workloads.pipes.wire.identity import Identity, new_key
+from penstock.workloads.pipes.wire.messages import Kind
+from penstock.workloads.pipes.wire.messages import Assign, encode
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()
