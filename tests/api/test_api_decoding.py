@@ -131,6 +131,26 @@ def test_the_field_that_is_wrong_is_named(body: Any, field: str, problem: str, h
     assert refused.value.hint.startswith(hint)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["x - at `$" + "[0]" * (LARGE // 3), "x - at `$.a" * (LARGE // 11), "a`" * (LARGE // 2)],
+    ids=["steps", "paths", "quotes"],
+)
+@pytest.mark.timeout(60)  # a quadratic explanation takes minutes
+def test_a_hostile_field_name_is_explained_in_linear_time(name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_json(json.dumps({name: 1}).encode(), Outer)
+    assert refused.value.problem == "unknown field"
+    assert len(refused.value.field) <= 200
+
+
+@pytest.mark.parametrize("name", ["x - at `$[" + "1" * 5000 + "]", "x - at `$.inner[0]", "`", ""])
+def test_a_field_whose_name_looks_like_a_path_is_an_unknown_field(name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_json(json.dumps({name: 1}).encode(), Outer)
+    assert refused.value.problem == "unknown field"
+
+
 class Query(Struct, frozen=True):
     name: str | None = None
     limit: int = 5

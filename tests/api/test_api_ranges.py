@@ -57,6 +57,13 @@ def test_a_part_that_is_not_there_is_refused_with_the_size(value: bytes) -> None
     assert refused.value.headers == ((b"content-range", b"bytes */10"),)
 
 
+@pytest.mark.timeout(10)  # a quadratic one takes a minute
+def test_a_hostile_range_is_read_in_linear_time() -> None:
+    spaces = b" " * 200_000
+    assert part(b"bytes=" + spaces + b"x").status == 200
+    assert part(b"bytes=" + spaces + b"2" + spaces + b"-" + spaces + b"4" + spaces).length == 3
+
+
 def test_nothing_has_no_parts() -> None:
     with pytest.raises(Refused):
         part(b"bytes=0-", size=0)

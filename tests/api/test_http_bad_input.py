@@ -206,6 +206,41 @@ async def test_a_body_that_drips_is_given_up_however_long_it_lasts(tmp_path: Pat
 
 
 @run_async
+async def test_an_upload_that_drips_is_given_up(tmp_path: Path) -> None:
+    async with house(tmp_path, body_grace=0.2, min_rate=1000) as one:
+        reader, writer = await one.connect()
+        form = "Content-Type: multipart/form-data; boundary=b"
+        writer.write(one.head("POST", "/v1/files", form, "Content-Length: 100000"))
+        writer.write(b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n')
+
+        async def drip() -> None:
+            while True:
+                writer.write(b" ")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        dripping.cancel()
+        writer.close()
+        assert b" 408 " in said.splitlines()[0]
+
+
+@run_async
+async def test_a_form_with_an_endless_header_is_refused(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+
+        async def endless() -> Any:
+            yield b"--b\r\nContent-Disposition: form-data; name="
+            for _ in range(1000):
+                yield b"x" * 10_000
+
+        form = {"Content-Type": "multipart/form-data; boundary=b"}
+        answer = await one.call("POST", "/v1/files", data=endless(), headers=form)
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_json")
+        await still_answers(one)
+
+
+@run_async
 async def test_a_head_that_comes_too_slowly_is_given_up(tmp_path: Path) -> None:
     async with house(tmp_path, head_timeout=0.2) as one:
         status, problem = parsed(await one.raw(b"GET /healthz HTTP/1.1\r\nHost: local"))

@@ -29,3 +29,13 @@ async def test_a_key_that_may_only_submit_does_not_see_them(tmp_path: Path) -> N
     async with house(tmp_path) as one:
         made = await one.engine.api.keys.create("ci", (KeyRole.SUBMIT,))
         assert (await one.call("GET", "/v1/spools", token=made.token)).status == 403
+
+
+@run_async
+async def test_a_key_of_one_tenant_does_not_see_them(tmp_path: Path) -> None:
+    async with house(tmp_path, spools=(tmp_path / "spool",)) as one:
+        token = await one.key("alice", KeyRole.OPERATE, tenant="acme")
+        answer = await one.call("GET", "/v1/spools", token=token)
+        assert (answer.status, answer.json["code"]) == (403, "NOT_PERMITTED")
+        assert str(tmp_path) not in answer.body.decode()
+        assert "get_spools" not in (await one.call("GET", "/v1/me", token=token)).json["allowed"]

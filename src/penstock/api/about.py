@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from penstock.api.operation import PUBLIC, route
 from penstock.api.reply import JSON_HEADERS, Reply, json_reply, page_headers
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotPermitted, PenstockError
 from penstock.dashboard.pages import STYLE_SOURCE
 from penstock.lifecycles.spool import Status
 from penstock.ports.engine_api import KeyRole
@@ -107,12 +107,14 @@ class SpoolsView(Struct, frozen=True):
     spools: list[SpoolView]
 
 
-@route("GET /v1/spools", role=KeyRole.OPERATE, answer=SpoolsView)
+@route("GET /v1/spools", role=KeyRole.OPERATE, all_tenants=True, answer=SpoolsView)
 async def get_spools(call: Call) -> Reply:
     """Show workspaces of spool servers.
 
     Those in the setting `spools`, with the number of jobs in each folder.
     """
+    if call.caller.tenant is not None:
+        raise NotPermitted("spools are of no tenant", hint="use a key that has no tenant")
     spools = [await asyncio.to_thread(_spool, path) for path in call.services.options.spools]
     return json_reply(SpoolsView(spools))
 

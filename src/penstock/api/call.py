@@ -210,10 +210,10 @@ class Call:
         connection = self.scope.get("penstock.connection")
         return None if connection is None else connection.body_of(self.receive, most)
 
-    def parts(self) -> AsyncGenerator[bytes, None]:
-        """The body as a stream, possibly endless."""
+    def parts(self, *, paced: bool = False) -> AsyncGenerator[bytes, None]:
+        """The body as a stream, possibly endless; a `paced` one comes at the least rate."""
         self._check_encoding()
-        return parts_of(self.receive, self.services.options)
+        return parts_of(self.receive, self.services.options, paced=paced)
 
     def attending(self) -> RequestScope:
         """Scope of a wait, after the body was read: ends when the client disconnects."""
@@ -269,16 +269,21 @@ def _due(begun: float, size: int, options: HttpOptions) -> float:
     return begun + min(options.body_timeout, options.body_grace + size / options.min_rate)
 
 
-async def parts_of(receive: Receive, options: HttpOptions) -> AsyncGenerator[bytes, None]:
-    """Stream a body of any length, part by part."""
-    more = True
+async def parts_of(
+    receive: Receive, options: HttpOptions, *, paced: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """Stream a body of any length, part by part: at the least rate, or with pauses."""
+    now = asyncio.get_running_loop().time
+    more, size, begun = True, 0, now()
     while more:
+        rated = begun + options.body_grace + size / options.min_rate
         try:
-            async with asyncio.timeout(options.idle):
+            async with asyncio.timeout_at(rated if paced else now() + options.idle):
                 message = _present(await receive())
         except TimeoutError:
             raise slow() from None
         more = message["more_body"]
+        size += len(message["body"])
         if message["body"]:
             yield message["body"]
 

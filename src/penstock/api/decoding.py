@@ -202,8 +202,12 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
-_AT = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>.*)`)?", re.S)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.S)
+_AT = re.compile(
+    r"(?P<what>.*?)(?: - at `(?P<path>\$(?:\.[^.\[`]{1,100}|\[(?:\d{1,9}|\.{3})\]){0,1000})`)?",
+    re.S,
+)
+"""A decoder's message. An unknown field's name is part of it, and may look like a path."""
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`?", re.S)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _WRONG = re.compile(r"got `(\w+)`")

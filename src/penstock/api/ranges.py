@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.api.call import Call
 
 _PIECE = 256 << 10
-_RANGE = re.compile(rb"bytes=\s*(\d{0,19})\s*-\s*(\d{0,19})\s*", re.I)
+_RANGE = re.compile(rb"bytes=\s*+(\d{0,19})\s*+-\s*+(\d{0,19})\s*+", re.I)
 
 
 class Part(Struct, frozen=True):

@@ -184,7 +184,7 @@ _COUNTS = re.compile(r"(\d[\d,]*)\D+(\d[\d,]*)")
 
 def _over_context(message: str) -> str:
     """In OpenAI's sentence, by which some clients know the error."""
-    if not (counts := _COUNTS.search(message)):
+    if not (counts := _COUNTS.search(message[:1000])):
         return f"This model's maximum context length is exceeded: {message}"
     prompt, context = counts[1], counts[2]
     return (

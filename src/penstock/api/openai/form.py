@@ -118,7 +118,7 @@ async def read_form(call: Call, kind: type[S], sink: Sink) -> S:
             "on_end": form.on_end,
         },
     )
-    async with aclosing(call.parts()) as parts:
+    async with aclosing(call.parts(paced=True)) as parts:
         async for part in parts:
             try:
                 parser.write(part)
