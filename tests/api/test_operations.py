@@ -11,7 +11,7 @@ from tests.support.rows import every
 
 from penstock.adapters.link.proxy import ONCE
 from penstock.api.call import Call
-from penstock.api.container import worker
+from penstock.api.container import server
 from penstock.api.openai import models
 from penstock.api.operation import ANY, PUBLIC, route, routes_of
 from penstock.api.operations import OPERATIONS
@@ -140,6 +140,6 @@ def test_methods_that_declare_routes_are_operations_with_their_docstrings() -> N
 
 
 def test_the_routes_of_a_module_are_those_of_its_own_functions() -> None:
-    assert hasattr(worker, "get_docs")  # a handler, imported from another module
-    assert routes_of(worker) == ()
+    assert hasattr(server, "get_docs")  # a handler, imported from another module
+    assert routes_of(server) == ()
     assert {one.id for one in routes_of(models)} == {"list_models", "get_model"}

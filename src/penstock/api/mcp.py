@@ -66,9 +66,9 @@ from penstock.api.mcp_tools import (
 from penstock.api.options import HttpOptions
 from penstock.api.reply import AppReply
 from penstock.api.server import ApiServer
+from penstock.api.submit import pointer_to
 from penstock.core.errors import InvalidRequest, NotAuthenticated, NotFound, PenstockError
 from penstock.core.job import IdSource, JobRequest
-from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import (
@@ -85,11 +85,10 @@ from penstock.ports.store import JobQuery, LogLine
 log = logging.getLogger(__name__)
 
 Context = ServerRequestContext[Any, Any]
+Paging = types.PaginatedRequestParams | None
 K = TypeVar("K")
 V = TypeVar("V")
 
-_INLINE_INPUT = 4096
-"""Bytes of input that ride in the pointer; more become a blob."""
 _LISTED = 50
 """Newest jobs whose results are listed as resources."""
 _LOOK = 3.0
@@ -186,9 +185,7 @@ class McpServer:
 
     # -- what tools there are -----------------------------------------------------
 
-    async def _list_tools(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def _list_tools(self, ctx: Context, params: Paging) -> types.ListToolsResult:
         views = await _plainly(self._describe(self._api_of(ctx)))
         return types.ListToolsResult(
             tools=[*(tool_of(view) for view in views), *map(job_tool, JOB_TOOLS)]
@@ -293,13 +290,10 @@ class McpServer:
 
     async def _submit(self, ctx: Context, api: EngineApi, topic: str, given: dict[str, Any]) -> str:
         payload = msgspec.json.encode(given)
-        pointer = encode_data(payload)
-        if len(payload) > _INLINE_INPUT:
-            pointer = await api.put_blob(payload)
         request = JobRequest(
             job_id=self._ids.next(time.time()),
             topic=topic,
-            context_ptr=pointer,
+            context_ptr=await pointer_to(api, payload),
             labels={VIA: "mcp"},
             idempotency_key=self._key(ctx, topic, payload),
         )
@@ -370,9 +364,7 @@ class McpServer:
 
     # -- resources ----------------------------------------------------------------
 
-    async def _list_resources(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
+    async def _list_resources(self, ctx: Context, params: Paging) -> types.ListResourcesResult:
         query = JobQuery(states=(JobState.SUCCEEDED,), limit=_LISTED)
         jobs = await _plainly(self._api_of(ctx).find(query))
         return types.ListResourcesResult(
@@ -384,7 +376,7 @@ class McpServer:
         )
 
     async def _list_templates(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
+        self, ctx: Context, params: Paging
     ) -> types.ListResourceTemplatesResult:
         return types.ListResourceTemplatesResult(resource_templates=resource_templates())
 
@@ -409,9 +401,7 @@ async def _plainly(asked: Awaitable[V]) -> V:
     """Await it, and turn a PenstockError into an MCP error."""
     try:
         return await asked
-    except InvalidRequest as error:
-        raise MCPError(types.INVALID_PARAMS, str(error)) from error
-    except NotFound as error:
+    except (InvalidRequest, NotFound) as error:
         raise MCPError(types.INVALID_PARAMS, str(error)) from error
     except PenstockError as error:
         raise MCPError(types.INTERNAL_ERROR, str(error)) from error

@@ -23,30 +23,21 @@ Document = dict[str, Any]
 _REF = "#/components/schemas/{name}"
 _VARIES = re.compile(r"\{(\w+)(?:\.\.\.)?\}")
 _TAGS = {
-    "jobs": "Jobs",
-    "dead": "Jobs",
-    "blobs": "Blobs",
-    "events": "Events",
-    "schedules": "Schedules",
-    "pipelines": "Pipelines",
-    "runs": "Pipelines",
-    "breakers": "Pipelines",
-    "limits": "Limits",
-    "topics": "Workers and pools",
-    "workers": "Workers and pools",
-    "pools": "Workers and pools",
-    "join-tokens": "Workers and pools",
-    "credentials": "Workers and pools",
-    "pipes": "Pipes",
-    "policy": "Safety rules",
-    "keys": "Keys and audit",
-    "audit": "Keys and audit",
-    "chat": "OpenAI",
-    "completions": "OpenAI",
-    "embeddings": "OpenAI",
-    "models": "OpenAI",
-    "files": "OpenAI",
-    "batches": "OpenAI",
+    resource: tag
+    for tag, resources in {
+        "Jobs": ("jobs", "dead"),
+        "Blobs": ("blobs",),
+        "Events": ("events",),
+        "Schedules": ("schedules",),
+        "Pipelines": ("pipelines", "runs", "breakers"),
+        "Limits": ("limits",),
+        "Workers and pools": ("topics", "workers", "pools", "join-tokens", "credentials"),
+        "Pipes": ("pipes",),
+        "Safety rules": ("policy",),
+        "Keys and audit": ("keys", "audit"),
+        "OpenAI": ("chat", "completions", "embeddings", "models", "files", "batches"),
+    }.items()
+    for resource in resources
 }
 _LOCATED = ((201, "Job"), (202, "RunStarted"))
 """Operations whose reply has a Location header."""

@@ -195,11 +195,13 @@ def further_headers(problem: Problem, error: BaseException) -> Headers:
     """Headers of an error reply, whatever its format."""
     headers: list[tuple[bytes, bytes]] = []
     if problem.retry_after is not None:
-        headers.append(
-            (b"retry-after", b"%d" % min(86_400, max(1, math.ceil(problem.retry_after))))
-        )
+        headers.append(retry_after(problem.retry_after))
     if problem.status == 401:
         headers.append(CHALLENGE)
     if isinstance(error, Refused):
         headers.extend(error.headers)
     return headers
+
+
+def retry_after(seconds: float) -> tuple[bytes, bytes]:
+    return (b"retry-after", b"%d" % min(86_400, max(1, math.ceil(seconds))))

@@ -17,14 +17,10 @@ from penstock.api.table import Seconds, bound
 from penstock.core.artifact import Artifact
 from penstock.core.errors import (
     InvalidRequest,
-    JobCancelled,
-    JobDenied,
-    JobEnded,
-    JobFailed,
-    JobTimedOut,
     NotFound,
     UnreadablePointer,
     WaitTimedOut,
+    job_ended,
 )
 from penstock.core.job import Job
 from penstock.core.pointer import (
@@ -37,17 +33,12 @@ from penstock.core.pointer import (
     parse_blob,
 )
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.engine_api import newest_try
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
 _BARE = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
-_ENDS: dict[JobState, type[JobEnded]] = {
-    JobState.FAILED: JobFailed,
-    JobState.CANCELLED: JobCancelled,
-    JobState.DENIED: JobDenied,
-    JobState.TIMEOUT: JobTimedOut,
-}
 
 # What a job made may be anything: a browser shall not run it as if it came from us.
 _INERT: Headers = (
@@ -79,7 +70,7 @@ async def get_result(call: Call) -> AnyReply:
     """
     job = await _ended(call, call.params["job_id"], call.query(ResultQuery).wait)
     if job.state is not JobState.SUCCEEDED:
-        raise _ENDS[job.state](job)
+        raise job_ended(job)
     pointer = job.result.result_ptr if job.result else None
     if not pointer:
         return NOTHING
@@ -94,9 +85,7 @@ async def _ended(call: Call, job_id: str, wait: float) -> Job:
                 return await call.api.wait(job_id, wait)
         except WaitTimedOut:
             pass
-    job = await call.api.get(job_id)
-    while job.is_final and job.successor is not None:
-        job = await call.api.get(job.successor)
+    job = await newest_try(call.api, await call.api.get(job_id))
     if not job.is_final:
         raise Refused(
             409,

@@ -25,7 +25,7 @@ from penstock.core.job import (
 )
 from penstock.core.pointer import encode_data
 from penstock.core.trace import TraceParent
-from penstock.ports.engine_api import KeyRole, Submitted
+from penstock.ports.engine_api import EngineApi, KeyRole, Submitted
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -102,10 +102,10 @@ async def request_of(call: Call, given: Submission, where: str = "", key: str = 
     pointer = given.context_ptr
     if given.input is not UNSET:
         payload = _payload(given, where)
-        if payload:
-            pointer = (
-                encode_data(payload) if len(payload) <= INLINE else await pointer_to(call, payload)
-            )
+        if payload and len(payload) <= INLINE:
+            pointer = encode_data(payload)  # most are small: without a coroutine for each
+        elif payload:
+            pointer = await call.api.put_blob(payload)
     run_at = given.run_at
     if given.delay is not None:
         if run_at is not None:
@@ -138,11 +138,9 @@ def _payload(given: Submission, where: str) -> bytes:
     return payload
 
 
-async def pointer_to(call: Call, payload: bytes) -> str:
+async def pointer_to(api: EngineApi, payload: bytes) -> str:
     """A pointer to JSON: with the JSON in it, if that is small."""
-    if len(payload) <= INLINE:
-        return encode_data(payload)
-    return await call.api.put_blob(payload)
+    return encode_data(payload) if len(payload) <= INLINE else await api.put_blob(payload)
 
 
 def header_key(call: Call) -> str:

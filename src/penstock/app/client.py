@@ -40,12 +40,8 @@ from penstock.app.portal import Portal, at_exit, not_at_exit
 from penstock.control.engine_api import LocalEngineApi
 from penstock.core.errors import (
     InvalidRequest,
-    JobCancelled,
-    JobDenied,
-    JobEnded,
-    JobFailed,
-    JobTimedOut,
     NotRunning,
+    job_ended,
 )
 from penstock.core.job import Job, JobRequest, chain_of, has_child_key
 from penstock.core.ledger import Step
@@ -96,12 +92,6 @@ Work = Callable[[EngineApi], Coroutine[Any, Any, T]]
 Twins = tuple[Method[S, P, T], Method[S, P, Coroutine[Any, Any, T]]]
 
 _INLINE = 4096
-_ERRORS: dict[JobState, type[JobEnded]] = {
-    JobState.FAILED: JobFailed,
-    JobState.CANCELLED: JobCancelled,
-    JobState.DENIED: JobDenied,
-    JobState.TIMEOUT: JobTimedOut,
-}
 
 
 # -- calling ----------------------------------------------------------------------
@@ -918,7 +908,7 @@ class Outcome(Struct, frozen=True, gc=False):
 def at_hand(job: Job) -> Outcome | None:
     """What an ended job returned, if its record has it; raises the JobEnded of any other end."""
     if job.state is not JobState.SUCCEEDED:
-        raise _ERRORS[job.state](job)
+        raise job_ended(job)
     pointer = (job.result.result_ptr if job.result is not None else None) or ""
     if pointer and not pointer.startswith("data:"):
         return None

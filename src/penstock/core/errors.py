@@ -298,6 +298,19 @@ class JobTimedOut(JobEnded):
     code = "JOB_TIMED_OUT"
 
 
+def job_ended(job: Job) -> JobEnded:
+    """The error of a job that ended without success."""
+    return _ENDS[job.state.value](job)
+
+
+_ENDS: dict[str, type[JobEnded]] = {
+    "FAILED": JobFailed,
+    "CANCELLED": JobCancelled,
+    "DENIED": JobDenied,
+    "TIMEOUT": JobTimedOut,
+}
+
+
 def _kinds(kind: type[PenstockError]) -> dict[str, type[PenstockError]]:
     found = {kind.code: kind}
     for special in kind.__subclasses__():

@@ -21,12 +21,11 @@ from penstock.api.container.views import (
     patience,
     record_view,
     refusal,
-    retry_after,
     summary_view,
 )
 from penstock.api.monitor import Closing
 from penstock.api.operation import route
-from penstock.api.problems import Refused
+from penstock.api.problems import Refused, retry_after
 from penstock.api.reply import Headers, Reply
 from penstock.api.submit import header_key
 from penstock.core.errors import InvalidRequest, TooLarge, TooMany

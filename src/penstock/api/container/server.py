@@ -5,9 +5,11 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.api.about import get_docs, get_openapi
 from penstock.api.application import ApiSpec, Authenticate, token_in
 from penstock.api.container.artifacts import ArtifactReading
 from penstock.api.container.facade import ContainerFacade
@@ -51,7 +53,11 @@ _SESSION = Session(OWNER)
 
 def operations(facade: ContainerFacade, *, public_info: bool = False) -> tuple[Operation, ...]:
     these = (Jobs(facade), LogReading(facade), ArtifactReading(facade), AboutWorker(facade))
-    found = routes_of(*these)
+    found = (
+        *routes_of(*these),
+        Operation("GET", "/openapi.json", get_openapi, answer=dict[str, Any]),
+        Operation("GET", "/docs", get_docs, answer=str, answer_type="text/html"),
+    )
     if not public_info:
         return found
     return tuple(replace(one, role=PUBLIC) if one.path == "/info" else one for one in found)

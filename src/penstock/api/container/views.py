@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from penstock.api.container.facade import ContainerFacade, ContainerRecord
-from penstock.api.problems import CHALLENGE, Refused, problem_of
+from penstock.api.problems import further_headers, problem_of
 from penstock.api.reply import NO_STORE, Headers, Reply, encode
 from penstock.core.artifact import Artifact
 from penstock.core.errors import EngineUnavailable, Unavailable
@@ -193,12 +192,8 @@ def problem_reply(error: BaseException) -> Reply:
     if isinstance(error, EngineUnavailable):  # here an engine is one that runs containers
         code = Unavailable.code
     hint = found.hint.replace("http.allowed_hosts", "hosts")
-    headers = [*error.headers] if isinstance(error, Refused) else []
-    if found.retry_after is not None:
-        headers.append(retry_after(found.retry_after))
-    if status == 401:
-        headers.append(CHALLENGE)
-    return answer(Failure(Problem(code, found.detail, found.field, hint)), status, headers)
+    failure = Failure(Problem(code, found.detail, found.field, hint))
+    return answer(failure, status, further_headers(found, error))
 
 
 def answer(value: Any, status: int = 200, headers: Headers = ()) -> Reply:
@@ -207,10 +202,6 @@ def answer(value: Any, status: int = 200, headers: Headers = ()) -> Reply:
 
 def absent(job_id: str) -> Reply:
     return answer(Absent(job_id), 404)
-
-
-def retry_after(seconds: float) -> tuple[bytes, bytes]:
-    return (b"retry-after", b"%d" % min(86_400, max(1, math.ceil(seconds))))
 
 
 def views_of(artifacts: Iterable[Artifact]) -> tuple[ArtifactView, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from penstock.api.about import get_docs, get_openapi
 from penstock.api.container.facade import ContainerFacade, WorkerHealth, WorkerInfo
 from penstock.api.container.views import answer
 from penstock.api.operation import PUBLIC, route
@@ -82,16 +81,3 @@ class AboutWorker:
         services = call.services
         figures = await self._facade.figures(services.traffic, services.streams.count)
         return Reply(figures.text(), headers=_PROMETHEUS)
-
-    @route("GET /openapi.json", answer=dict[str, Any])
-    async def get_openapi(self, call: Call) -> Reply:
-        """Get this document.
-
-        OpenAPI 3.1, made from the same table as the server's own routes.
-        """
-        return await get_openapi(call)
-
-    @route("GET /docs", answer=str, answer_type="text/html")
-    async def get_docs(self, call: Call) -> Reply:
-        """Read this document."""
-        return await get_docs(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -105,19 +105,8 @@ async def read_form(call: Call, kind: type[S], sink: Sink) -> S:
     from python_multipart.multipart import MultipartParser
 
     form = _Form()
-    parser = MultipartParser(
-        _boundary(call),
-        {
-            "on_part_begin": form.on_part_begin,
-            "on_header_field": form.on_header_field,
-            "on_header_value": form.on_header_value,
-            "on_header_end": form.on_header_end,
-            "on_headers_finished": form.on_headers_finished,
-            "on_part_data": form.on_part_data,
-            "on_part_end": form.on_part_end,
-            "on_end": form.on_end,
-        },
-    )
+    callbacks: Any = {name: getattr(form, name) for name in vars(_Form) if name.startswith("on_")}
+    parser = MultipartParser(_boundary(call), callbacks)
     async with aclosing(call.parts(paced=True)) as parts:
         async for part in parts:
             try:

@@ -133,7 +133,7 @@ async def submit(
         job_id="",
         topic=model.topic,
         priority=Priority.INTERACTIVE,
-        context_ptr=await pointer_to(call, _encode(request)),
+        context_ptr=await pointer_to(call.api, _encode(request)),
         tenant=call.tenant(),
         labels={**labels_of(body), **(labels or {})},
         idempotency_key=header_key(call) or None,
