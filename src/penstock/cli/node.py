@@ -174,8 +174,8 @@ def prepare(engine: EngineRef, model: str, folder: Path, json: bool) -> None:
     """Write a model's layers to files of their own.
 
     MODEL is as for 'penstock node start'. FOLDER is made, and has a file for each layer: a machine
-    that holds layers 0-14 needs config.json, manifest.json and those files of layers/, and never
-    the folder ends/, which has all that turns text into numbers and back.
+    that holds layers 0-14 needs config.json, model.safetensors.index.json and layer-000.safetensors
+    to layer-014.safetensors; never the others, which turn text into numbers and back.
     """
     from penstock.workloads.pipes.setup import pipe_source
 
@@ -187,7 +187,6 @@ def prepare(engine: EngineRef, model: str, folder: Path, json: bool) -> None:
         from penstock.workloads.pipes.weights.prepared import prepare as write
         from penstock.workloads.pipes.weights.source import open_source
 
-        manifest = write(open_source(path), folder, bar.update, model=name)
-    layers = size(sum(part.bytes for part in manifest.layers))
-    count, ends = plural(manifest.num_layers, "layer"), size(manifest.ends.bytes)
-    print_done(json, manifest, f"{folder}: {count}, {layers}, and {ends} of ends")
+        made = write(open_source(path), folder, bar.update)
+    count, layers = plural(made.num_layers, "layer"), size(made.layer_bytes)
+    print_done(json, made, f"{folder}: {count}, {layers}, and {size(made.end_bytes)} of ends")

@@ -40,8 +40,7 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     model: str
     """The name under which the network knows it, as in `job.chat.<model>`."""
     source: Path
-    """A folder with safetensors and config.json, a folder made by `penstock node prepare`, or a
-    GGUF file."""
+    """A folder with safetensors and config.json, or a GGUF file."""
     node_id: str = ""
     """Unique in the network; made up from the host's name if empty."""
     layers: tuple[LayerRange, ...] | None = None

@@ -220,7 +220,7 @@ def test_a_layer_node_can_live_on_its_own_layers_files(penstock: Penstock) -> No
     told = penstock.out("node", "prepare", penstock.env["PENSTOCK_NODE__MODEL"], "prepared")
     assert told.startswith("prepared: 6 layers, ")
     for layer in range(3):
-        (penstock.folder / "prepared" / "layers" / f"{layer:03}.safetensors").unlink()
+        (penstock.folder / "prepared" / f"layer-{layer:03}.safetensors").unlink()
     with node(penstock, "start", "--model", "tiny", "--source", "prepared", "--layers", "3-5"):
         assert "layers      3-5" in penstock.banner
 

@@ -112,8 +112,8 @@ def test_moved_layers_are_read_once_and_a_full_node_never_holds_more_than_fits(
     assert done.returncode == 0, done.stderr
     room, first, then, more = json.loads(done.stdout)
     assert room == 6
-    assert first == ["000", "001", "002", "003", "004", "005"]
-    assert then == ["006", "007"]
+    assert first == [f"layer-00{n}" for n in range(6)]
+    assert then == ["layer-006", "layer-007"]
     assert more < 3.3 * layer  # two were dropped; one that is loaded is there twice
 
 

@@ -25,6 +25,7 @@ from penstock.workloads.llm.values import ChatRequest, LlmResult, Message, Sampl
 from penstock.workloads.pipes.model.segment import Segment
 from penstock.workloads.pipes.network_job import NetworkJob, unpack_steps
 from penstock.workloads.pipes.weights.prepared import prepare
+from penstock.workloads.pipes.weights.safetensors import INDEX
 from penstock.workloads.pipes.weights.source import open_source
 from penstock.workloads.pipes.wire.connection import Connection
 from penstock.workloads.pipes.wire.messages import Kind
@@ -296,8 +297,8 @@ async def test_a_node_that_holds_layers_opens_these_and_nothing_of_text(
             for file in (await holder.now()).files
             if Path(file).is_relative_to(folder)
         }
-        assert opened == {"config.json", "manifest.json"} | {
-            f"layers/{layer:03}.safetensors" for layer in range(2, LAYERS)
+        assert opened == {"config.json", INDEX} | {
+            f"layer-{layer:03}.safetensors" for layer in range(2, LAYERS)
         }
         # Wherever they lie.
         assert not [file for file in (await holder.now()).files if "tokenizer" in file]
@@ -310,8 +311,8 @@ async def test_a_node_that_holds_layers_needs_no_more_than_them(
     """As on a machine where nothing else was ever copied to."""
     whole, part = tmp_path / "whole", tmp_path / "part"
     prepare(open_source(small.folder), whole)
-    (part / "layers").mkdir(parents=True)
-    for file in ("config.json", "manifest.json", *(f"layers/{n:03}.safetensors" for n in (2, 3))):
+    part.mkdir()
+    for file in ("config.json", INDEX, "layer-002.safetensors", "layer-003.safetensors"):
         (part / file).write_bytes((whole / file).read_bytes())
     async with Processes(pipe_nursery, whole) as network:
         origin = await network.origin(*ranges(0, 2), *ranges(4, 6))

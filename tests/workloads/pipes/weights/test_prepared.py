@@ -15,7 +15,8 @@ from tests.support.pipes.random_models import FAMILIES, RandomSource, tiny
 from tests.support.pipes.walking import load_all
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.weights.prepared import PreparedSource, prepare
+from penstock.workloads.pipes.weights.prepared import prepare
+from penstock.workloads.pipes.weights.safetensors import INDEX
 from penstock.workloads.pipes.weights.source import Source, fingerprint, open_source
 
 
@@ -59,17 +60,17 @@ def test_every_family_is_the_same_after_it_was_prepared(family: str, tmp_path: P
     assert found.tokenizer()("w3 w4")["input_ids"] == [3, 4]
 
 
-def test_the_manifest_names_the_model_and_every_layer_with_its_fingerprint(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
+def test_the_index_has_the_file_of_every_tensor_and_the_fingerprint_of_every_layer(
+    folder: Path,
+) -> None:
+    index = json.loads((folder / INDEX).read_text())
     original = source_of()
-    assert manifest["model"] == "Tiny"
-    assert manifest["num_layers"] == 5
-    assert [part["file"] for part in manifest["layers"]] == [
-        f"layers/{n:03}.safetensors" for n in range(5)
-    ]
-    for n, part in enumerate(manifest["layers"]):
-        assert part["fingerprint"] == fingerprint(original.layer(n))
-        assert part["bytes"] == sum(one.nbytes for one in original.layer(n).values())
+    for n in range(5):
+        assert {file for name, file in index["weight_map"].items() if f".{n}." in name} == {
+            f"layer-{n:03}.safetensors"
+        }
+    prints = tuple(fingerprint(original.layer(n)) for n in range(5))
+    assert open_source(folder).fingerprints == prints
 
 
 def test_precision_stays_as_it_is(tmp_path: Path) -> None:
@@ -85,9 +86,9 @@ def test_progress_is_told_for_each_part(tmp_path: Path) -> None:
 
 
 def test_layers_are_read_without_the_ends_and_without_other_layers(folder: Path) -> None:
-    shutil.rmtree(folder / "ends")
-    for n in (0, 1, 3, 4):
-        (folder / f"layers/{n:03}.safetensors").unlink()
+    wanted = {"config.json", INDEX, "layer-002.safetensors"}
+    for file in [one for one in folder.iterdir() if one.name not in wanted]:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
     source = open_source(folder)
     assert fingerprint(source.layer(2)) == fingerprint(source_of().layer(2))
     for missing in (source.ends, lambda: source.layer(3)):
@@ -95,14 +96,12 @@ def test_layers_are_read_without_the_ends_and_without_other_layers(folder: Path)
             missing()
 
 
-def test_nothing_of_the_text_lies_outside_of_ends(folder: Path) -> None:
-    outside = [file for file in folder.rglob("*") if file.is_file() and "ends" not in file.parts]
-    assert {file.parent.name for file in outside} == {"Tiny", "layers"}
-    for file in outside:
+def test_what_a_layer_node_needs_has_nothing_of_the_text(folder: Path) -> None:
+    for file in (folder / "config.json", folder / INDEX, *folder.glob("layer-*.safetensors")):
         assert b"w95" not in file.read_bytes()
     for n in range(5):
-        found = load_file(folder / f"layers/{n:03}.safetensors")
-        assert found.keys() == source_of().layer(n).keys()
+        found = load_file(folder / f"layer-{n:03}.safetensors")
+        assert found.keys() == {f"model.layers.{n}.{name}" for name in source_of().layer(n)}
 
 
 class Failing(Worded):
@@ -129,37 +128,27 @@ def test_an_interruption_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_there_already_is_not_written_over(folder: Path) -> None:
-    before = (folder / "manifest.json").read_bytes()
+    before = (folder / INDEX).read_bytes()
     with pytest.raises(LlmFailure, match="is there already"):
         prepare(source_of("qwen3"), folder)
-    assert (folder / "manifest.json").read_bytes() == before
+    assert (folder / INDEX).read_bytes() == before
 
 
 # -- refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "one"}'])
-def test_a_manifest_that_cant_be_read_is_refused(text: str, folder: Path) -> None:
-    (folder / "manifest.json").write_text(text)
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 1}'])
+def test_an_index_that_cant_be_read_is_refused(text: str, folder: Path) -> None:
+    (folder / INDEX).write_text(text)
     assert refused(folder).code is LlmCode.MODEL_INVALID
 
 
-def test_another_format_is_refused_with_what_to_do(folder: Path) -> None:
-    change_json(folder / "manifest.json", format=1)
-    assert "prepare the model anew" in refused(folder).message
-
-
-def test_a_manifest_of_another_model_is_refused(folder: Path) -> None:
-    change_json(folder / "config.json", num_hidden_layers=4)
-    assert "different models" in refused(folder).message
-
-
 @pytest.mark.parametrize("file", ["../../etc/passwd", "/etc/passwd", "ends/ends.safetensors"])
-def test_a_manifest_cant_point_elsewhere(file: str, folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["layers"][0]["file"] = file
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert "not a prepared model's" in refused(folder).message
+def test_an_index_cant_point_elsewhere(file: str, folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["model.layers.0.mlp.up_proj.weight"] = file
+    (folder / INDEX).write_text(json.dumps(index))
+    assert "outside of its folder" in refused(folder).message
 
 
 def test_a_layer_of_the_wrong_size_is_refused(folder: Path) -> None:
@@ -168,12 +157,8 @@ def test_a_layer_of_the_wrong_size_is_refused(folder: Path) -> None:
 
 
 def test_a_layer_that_is_cut_off_is_refused(folder: Path) -> None:
-    file = folder / "layers/000.safetensors"
+    file = folder / "layer-000.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     failure = refused(folder)
     assert failure.code is LlmCode.MODEL_INVALID
     assert "cut off" in failure.message
-
-
-def test_it_is_known_by_its_manifest(folder: Path) -> None:
-    assert isinstance(open_source(folder), PreparedSource)

@@ -1,12 +1,13 @@
-"""A folder in which each layer is a file of its own, made by `penstock node prepare`.
+"""Writes a model as a folder in which each layer is a file of its own (`penstock node prepare`).
 
-    config.json           what the model is
-    manifest.json         what the files are, with a fingerprint for each
-    layers/000.safetensors …
-    ends/                 embedding, norm and head; the tokenizer; how to generate
+It is a folder as Hugging Face has it, with a shard for each layer:
 
-A machine that has layers alone needs config, manifest and its layers' files, and opens nothing
-else: `ends/` need not be copied there.
+    config.json                    what the model is
+    model.safetensors.index.json   which file has which tensor, and a fingerprint for each layer
+    layer-000.safetensors …
+    ends.safetensors, tokenizer/, generation_config.json
+
+A machine that has layers alone needs the first two and its layers' files, and opens nothing else.
 """
 
 from __future__ import annotations
@@ -14,108 +15,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import Struct
 
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.pipes.weights.safetensors import read_file
-from penstock.workloads.pipes.weights.source import (
-    Source,
-    check_number,
-    fingerprint,
-    folder_tokenizer,
-    invalid,
-    not_found,
-    not_supported,
-    read_config,
-    read_json,
-)
+from penstock.workloads.pipes.weights.safetensors import FINGERPRINTS, INDEX, TOKENIZER
+from penstock.workloads.pipes.weights.source import Source, fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 2
-_ENDS = "ends"
+_ENDS = "ends.safetensors"
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A file of the folder."""
+class Prepared(Struct, frozen=True, kw_only=True):
+    """What was written."""
 
-    file: str
-    bytes: int
-    fingerprint: str
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    format: int
-    model: str
     num_layers: int
-    layers: tuple[Part, ...]
-    ends: Part
-
-
-class PreparedSource:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.manifest = _read_manifest(path / "manifest.json")
-        self.config: Mapping[str, Any] = read_config(path / "config.json")
-        if self.config.get("num_hidden_layers") != self.manifest.num_layers:
-            raise invalid(path, "has a config and a manifest of different models")
-        parts = (*self.manifest.layers, self.manifest.ends)
-        self.size = sum(part.bytes for part in parts)
-
-    @cached_property
-    def generation(self) -> Mapping[str, Any]:
-        file = self.path / _ENDS / "generation_config.json"
-        return read_json(file) if file.exists() else {}
-
-    @property
-    def fingerprints(self) -> Sequence[str]:
-        return tuple(part.fingerprint for part in self.manifest.layers)
-
-    def layer(self, n: int) -> Mapping[str, Tensor]:
-        check_number(self.config, n, self.path)
-        return self._read(self.manifest.layers[n])
-
-    def ends(self) -> Mapping[str, Tensor]:
-        return self._read(self.manifest.ends)
-
-    def tokenizer(self) -> Any:
-        return folder_tokenizer(self.path / _ENDS)
-
-    def _read(self, part: Part) -> Mapping[str, Tensor]:
-        path = self.path / part.file
-        if not path.exists():
-            raise not_found(path, "is not there: copy it from where the model was prepared")
-        return read_file(path)
-
-
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise invalid(path, f"is not the manifest of a prepared model: {error}") from error
-    if manifest.format != FORMAT:
-        raise not_supported(path, f"has the format {manifest.format}; prepare the model anew")
-    if len(manifest.layers) != manifest.num_layers:
-        raise invalid(path, f"lists {len(manifest.layers)} layers of {manifest.num_layers}")
-    expected = [_layer_file(n) for n in range(manifest.num_layers)] + [_ends_file()]
-    if [part.file for part in (*manifest.layers, manifest.ends)] != expected:
-        raise invalid(path, "names files that are not a prepared model's")
-    return manifest
+    layer_bytes: int
+    """Of all layers."""
+    end_bytes: int
 
 
 def prepare(
-    source: Source,
-    folder: Path,
-    told: Callable[[int, int], None] | None = None,
-    *,
-    model: str = "",
-) -> Manifest:
+    source: Source, folder: Path, told: Callable[[int, int], None] | None = None
+) -> Prepared:
     """The folder is there when all of it is, or not at all. `told` hears how many parts of how
     many are written."""
     folder = folder.absolute()
@@ -125,7 +52,8 @@ def prepare(
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        manifest = _write(source, unfinished, told or (lambda *_: None), model or folder.name)
+        unfinished.mkdir()
+        prepared = _write(source, unfinished, told or (lambda *_: None))
         _settle(unfinished)
         unfinished.rename(folder)
     except LlmFailure:
@@ -134,39 +62,37 @@ def prepare(
         raise LlmFailure(LlmCode.MODEL_INVALID, f"{folder} can't be written: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return manifest
+    return prepared
 
 
-def _write(source: Source, folder: Path, told: Callable[[int, int], None], model: str) -> Manifest:
+def _write(source: Source, folder: Path, told: Callable[[int, int], None]) -> Prepared:
     count = source.config["num_hidden_layers"]
-    (folder / "layers").mkdir(parents=True)
-    (folder / _ENDS).mkdir()
-    layers = []
+    where: dict[str, str] = {}
+    prints: list[str] = []
+
+    def save(tensors: Mapping[str, Tensor], file: str) -> int:
+        from safetensors.torch import save_file
+
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / file)
+        where.update(dict.fromkeys(tensors, file))
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+    layer_bytes = 0
     for n in range(count):
         told(n, count + 1)
-        layers.append(_save(source.layer(n), folder, _layer_file(n)))
+        layer = source.layer(n)
+        prints.append(fingerprint(layer))
+        named = {f"model.layers.{n}.{name}": tensor for name, tensor in layer.items()}
+        layer_bytes += save(named, f"layer-{n:03}.safetensors")
     told(count, count + 1)
-    ends = _save(source.ends(), folder, _ends_file())
-    source.tokenizer().save_pretrained(folder / _ENDS)
-    _dump(source.generation, folder / _ENDS / "generation_config.json")
+    end_bytes = save(source.ends(), _ENDS)
+    source.tokenizer().save_pretrained(folder / TOKENIZER)
+    _dump(source.generation, folder / "generation_config.json")
     _dump(source.config, folder / "config.json")
-    manifest = Manifest(
-        format=FORMAT, model=model, num_layers=count, layers=tuple(layers), ends=ends
-    )
-    _dump(msgspec.to_builtins(manifest), folder / "manifest.json")
+    metadata = {"total_size": layer_bytes + end_bytes, FINGERPRINTS: prints}
+    _dump({"metadata": metadata, "weight_map": where}, folder / INDEX)
     told(count + 1, count + 1)
-    return manifest
-
-
-def _save(tensors: Mapping[str, Tensor], folder: Path, file: str) -> Part:
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / file)
-    return Part(
-        file=file,
-        bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        fingerprint=fingerprint(tensors),
-    )
+    return Prepared(num_layers=count, layer_bytes=layer_bytes, end_bytes=end_bytes)
 
 
 def _dump(value: Any, path: Path) -> None:
@@ -181,11 +107,3 @@ def _settle(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _layer_file(n: int) -> str:
-    return f"layers/{n:03}.safetensors"
-
-
-def _ends_file() -> str:
-    return f"{_ENDS}/ends.safetensors"

@@ -23,7 +23,11 @@ from penstock.workloads.pipes.weights.source import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+FINGERPRINTS = "fingerprints"
+"""In the metadata of the index, if `penstock node prepare` wrote it."""
+TOKENIZER = "tokenizer"
+"""The folder of a tokenizer that is not to be taken for what config.json makes one expect."""
 _LAYER = re.compile(r"(?P<list>(?:[^.]+\.)*?)(?P<number>\d+)\.(?P<name>.+)")
 """A tensor of a list of modules: `model.layers.3.mlp.up_proj.weight`."""
 _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|image|projector")
@@ -41,10 +45,8 @@ class SafetensorsSource:
 
     @cached_property
     def size(self) -> int:
-        index = self.path / _INDEX
-        if index.exists():
-            metadata = read_json(index).get("metadata")
-            total = metadata.get("total_size") if isinstance(metadata, dict) else None
+        if (self.path / INDEX).exists():
+            total = self._metadata.get("total_size")
             return total if isinstance(total, int) else 0
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
 
@@ -55,7 +57,14 @@ class SafetensorsSource:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        return ()
+        told = self._metadata.get(FINGERPRINTS)
+        return tuple(map(str, told)) if isinstance(told, list) else ()
+
+    @cached_property
+    def _metadata(self) -> Mapping[str, Any]:
+        index = self.path / INDEX
+        metadata = read_json(index).get("metadata") if index.exists() else None
+        return metadata if isinstance(metadata, dict) else {}
 
     def layer(self, n: int) -> Mapping[str, Tensor]:
         start = f"{self._list}{n}."
@@ -80,12 +89,13 @@ class SafetensorsSource:
         return self._read(names)
 
     def tokenizer(self) -> Any:
-        return folder_tokenizer(self.path)
+        apart = self.path / TOKENIZER
+        return folder_tokenizer(apart if apart.is_dir() else self.path)
 
     @cached_property
     def _where(self) -> dict[str, str]:
         """Which file has which tensor."""
-        index = self.path / _INDEX
+        index = self.path / INDEX
         if index.exists():
             where = read_json(index).get("weight_map")
             if not isinstance(where, dict) or not where:
@@ -134,7 +144,7 @@ def opened(path: Path) -> Any:
         path.open("rb").close()  # the library's own errors are of many kinds
         return safe_open(str(path), framework="pt")
     except FileNotFoundError:
-        raise not_found(path, "does not exist") from None
+        raise not_found(path, "does not exist: copy it from where the whole model is") from None
     except SafetensorError as error:
         raise invalid(path, f"is damaged or cut off: {error}") from error
     except OSError as error:

@@ -113,10 +113,6 @@ _CONVERT = "take the model's safetensors or GGUF files"
 
 
 def _open_folder(path: Path) -> Source:
-    if (path / "manifest.json").exists():
-        from penstock.workloads.pipes.weights.prepared import PreparedSource
-
-        return PreparedSource(path)
     if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
         from penstock.workloads.pipes.weights.safetensors import SafetensorsSource
 
