@@ -596,7 +596,7 @@ async def first_failure(waiting: Coroutine[Any, Any, None], children: Children |
 async def watching(node: Node, tell: Callable[[NodeChange], None]) -> AsyncIterator[None]:
     """Tell every change in the network, as this node sees it."""
     reasons: dict[str, str] = {}
-    node.mesh.on_lost(reasons.__setitem__)
+    node.mesh.on_lost.append(reasons.__setitem__)
 
     async def watch() -> None:
         before = PipesView(nodes=tuple(n for n in seen_by(node).nodes if n.node_id == node.node_id))

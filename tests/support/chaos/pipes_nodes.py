@@ -210,7 +210,7 @@ class Process:
         while not hasattr(self._node, "mesh") and not starting.done():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         if hasattr(self._node, "mesh"):
-            self._node.mesh.on_lost(lambda node_id, reason: self.say(Lost(node_id, reason)))
+            self._node.mesh.on_lost.append(lambda node_id, reason: self.say(Lost(node_id, reason)))
         await starting
         self.say(Started(self._node.address))
 

@@ -36,10 +36,10 @@ class Seen:
         self.refused: list[str] = []
         self.frames: list[tuple[str, bytes]] = []
         self.changes = 0
-        self.mesh.on_lost(lambda node_id, reason: self.lost.append((node_id, reason)))
-        self.mesh.on_back(self.back.append)
-        self.mesh.on_refused(self.refused.append)
-        self.mesh.on_change(self._changed)
+        self.mesh.on_lost.append(lambda node_id, reason: self.lost.append((node_id, reason)))
+        self.mesh.on_back.append(self.back.append)
+        self.mesh.on_refused.append(self.refused.append)
+        self.mesh.on_change.append(self._changed)
         self.mesh.on(Kind.END, lambda sender, it: self.frames.append((sender, bytes(it))))
 
     def _changed(self) -> None:
@@ -56,7 +56,7 @@ class Seen:
 
     def cut(self, node_id: str) -> None:
         """As a network does it that forgets a connection: without a word."""
-        connection = self.mesh._membership.peers.get(node_id)
+        connection = self.mesh.peers.get(node_id)
         assert connection is not None
         assert connection._transport is not None
         connection._transport.abort()

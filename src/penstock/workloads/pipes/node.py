@@ -376,10 +376,10 @@ class Node:
         on(Kind.OPENED, self._opened)
         on(Kind.ACKED, self._acked)
         on(Kind.FAILED, self._failed)
-        self.mesh.on_lost(self._lost)
-        self.mesh.on_back(self._back)
-        self.mesh.on_change(self._wake)
-        self.mesh.on_refused(lambda why: log.error("%s is not taken: %s", self.node_id, why))
+        self.mesh.on_lost.append(self._lost)
+        self.mesh.on_back.append(self._back)
+        self.mesh.on_change.append(self._wake)
+        self.mesh.on_refused.append(lambda why: log.error("%s is not taken: %s", self.node_id, why))
         self._assigning.on_assigned(lambda layers: self._spawn(self._take_on(layers)))
 
     def _opened(self, sender: str, payload: memoryview) -> None:

@@ -94,7 +94,7 @@ async def one_waits(network: Network) -> AsyncIterator[tuple[Node, asyncio.Task[
 
 def cut(node: Node, other: str) -> None:
     """Break the connection, as a network does."""
-    connection = node.mesh._membership.peers.get(other)
+    connection = node.mesh.peers.get(other)
     assert connection is not None
     assert connection._transport is not None
     connection._transport.abort()
@@ -121,7 +121,7 @@ async def test_a_watcher_that_raises_disturbs_neither_its_answer_nor_a_connectio
 
     async with Network(small, keep=0) as network:
         async with one_waits(network) as (node, first):
-            connection, heard = node.mesh._membership.peers.get("b"), Deaf()
+            connection, heard = node.mesh.peers.get("b"), Deaf()
             second = asyncio.ensure_future(ask(node, asked(), watch=heard))
             while not heard.notes:
                 await heard.news.wait()

@@ -213,16 +213,16 @@ async def test_a_connection_that_only_the_other_side_knew_for_dead_is_told_as_br
         async with started(b):
             await soon(lambda: a.sees == b.sees == ["a", "b"])
             await soon(lambda: a.mesh.rtt("b") and b.mesh.rtt("a"))
-            old = b.mesh._membership.peers.get("a")
+            old = b.mesh.peers.get("a")
             assert old is not None
             assert old.outgoing  # the larger id has dialed, for the other was its seed
-            b.mesh._membership._all[old] -= 10  # it is not from the moment when they met
-            gone = a.mesh._membership.peers.get("b")
+            b.mesh._all[old] -= 10  # it is not from the moment when they met
+            gone = a.mesh.peers.get("b")
             assert gone is not None
             # As after a cut that one side found out sooner: nothing of the end comes through.
             gone._transport = None
             gone._end("silent for 1.0 s")
-            await soon(lambda: b.mesh._membership.peers.get("a") is not old)
+            await soon(lambda: b.mesh.peers.get("a") is not old)
             await soon(lambda: b.back == ["a"] or b.lost)
             assert b.back == ["a"]
             assert a.lost

@@ -70,7 +70,7 @@ async def disturbed(node: Node, after: dict[int, Callable[[], object]]) -> tuple
 
 def cut(one: Node, other: Node) -> None:
     """The connection between two breaks, and both find out."""
-    connection = one.mesh._membership.peers.get(other.node_id)
+    connection = one.mesh.peers.get(other.node_id)
     assert connection is not None
     assert connection._transport is not None
     connection._transport.abort()

@@ -142,7 +142,7 @@ class Assigning:
         """What was said last, and to whom."""
         self._again = AGAIN
         mesh.on(Kind.ASSIGN, self._assign)
-        mesh.on_change(lambda: self._decide_in(SETTLE))
+        mesh.on_change.append(lambda: self._decide_in(SETTLE))
 
     def on_assigned(self, callback: Callable[[LayerRange | None], None]) -> None:
         """When other layers than before are to be held here."""
