@@ -233,6 +233,7 @@ def call(
     *arguments: Any,
     timeout: float = _TOO_LONG,
     environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
     **options: Any,
 ) -> Any:
     """What `module:function` returns, in a process of its own; a coroutine is run to its end.
@@ -241,7 +242,8 @@ def call(
     next. Raises MeasurementFailed with what the process said.
     """
     marks = Marks.fresh()
-    child = _start("", {**marks.environment, **(environment or {})}, stderr=subprocess.PIPE)
+    environment = {**marks.environment, **(environment or {})}
+    child = _start("", environment, python, stderr=subprocess.PIPE)
     try:
         said, complaint = child.communicate(_task(function, arguments, options), timeout)
     except BaseException as error:
@@ -306,9 +308,11 @@ def serving(
         process.stdout.close()
 
 
-def _start(how: str, environment: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
+def _start(
+    how: str, environment: Mapping[str, str], python: str = sys.executable, **more: Any
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", f"import harness; harness.child({how})"],
+        [python, "-c", f"import harness; harness.child({how})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": PATH, **environment},

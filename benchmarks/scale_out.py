@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Benchmark, Experiment, Figures, Measure, Run, call, measured, versions
-from ours.system import IDEMPOTENT
+from ours.system import IDEMPOTENT, SERVER
 from peers import pgqueuer, procrastinate, taskiq
 from peers.postgres import Postgres
 from peers.sides import OBAN, PENSTOCK, PGQUEUER, PROCRASTINATE, SIDES, TASKIQ, missing, servers
@@ -27,7 +27,9 @@ SLOTS = 100
 CONFIRMED = "confirmed"
 """Penstock with its default promise: a job is begun once only, so its start is committed first."""
 TITLES = {**SIDES, CONFIRMED: "Penstock (starts confirmed)"}
-PEERS = (PGQUEUER, PROCRASTINATE, TASKIQ)
+PEERS = (PGQUEUER, PROCRASTINATE, OBAN, TASKIQ)
+_OBAN_LIMIT = 100
+"""Jobs that Oban's worker process has at once: as in `peers.oban`, which needs Oban."""
 GROUPS = ("through", "drain", "submit", "latency", "reader", "stored", "takeover")
 
 
@@ -58,6 +60,7 @@ def on_postgres(function: str, *, reader: bool = False, **options: Any) -> Measu
             store = {
                 "PENSTOCK_STORE": server.url,
                 "PENSTOCK_STORAGE__BLOBS": str(home / "blobs"),
+                SERVER: str(server.pid),
             }
             with server.long_reader() if reader else nullcontext():
                 figures: Figures = call(function, home / "data", environment=store, **options)
@@ -66,23 +69,29 @@ def on_postgres(function: str, *, reader: bool = False, **options: Any) -> Measu
     return measure
 
 
-def of_peer(side: str, measure: str, **options: Any) -> Measure:
-    return measured("peers.measures:of_peer", side, measure, **options)
-
-
 def experiments(run: Run) -> Iterator[Experiment]:
     plan: Plan = run.sized(Plan(), QUICK, TINY)
     run.more["plan"] = asdict(plan)
+    python: str | None = run.options.oban
     peers = []
-    for side in (*PEERS, OBAN):
-        if why := missing(side):
+    for side in PEERS:
+        why = missing(side) if side != OBAN or python else "--oban PYTHON names one that has it"
+        if why:
             run.left_out(SIDES[side], why)
         else:
             peers.append(side)
     found = [*versions("pgqueuer", "procrastinate", "taskiq")]
+    if python:
+        found += [f"oban {call('peers.sides:version', 'oban', python=python)}"]
     found += [f"PostgreSQL {servers().get('PostgreSQL', 'is missing')}"]
     run.facts["peers"] = ", ".join(found)
-    jobs = {PGQUEUER: plan.jobs, PROCRASTINATE: plan.slow_jobs, TASKIQ: plan.slow_jobs}
+    jobs = dict.fromkeys(PEERS, plan.jobs) | {PROCRASTINATE: plan.slow_jobs}
+
+    def of_peer(side: str, measure: str, **options: Any) -> Measure:
+        if side == OBAN:
+            options["python"] = python
+        return measured("peers.measures:of_peer", side, measure, **options)
+
     for workers in (1, 2):
         for name, ours in (("through", "ours.cluster:through"), ("drain", "ours.speed:drain")):
             sized = {"jobs": plan.jobs, "workers": workers, "slots": SLOTS}
@@ -124,7 +133,8 @@ ROWS = {
     "drained by 1 worker process, jobs/s": ("drain-1", "rate"),
     "drained by 2 worker processes, jobs/s": ("drain-2", "rate"),
     "the same with 1, beside a session that keeps a snapshot open, jobs/s": ("reader", "rate"),
-    "processor a job without the server's, 1 worker process, µs": ("drain-1", "cpu_us"),
+    "processor a job, 1 worker process: workers and our engine, µs": ("drain-1", "cpu_us"),
+    "processor a job, 1 worker process: the server, µs": ("drain-1", "server_us"),
     "submitted one after another, synchronous, jobs/s": ("submit", "one"),
     f"from submit to execution, p50 at {RATE} jobs/s, ms": ("latency", "executed_p50_ms"),
     f"from submit to execution, p99 at {RATE} jobs/s, ms": ("latency", "executed_p99_ms"),
@@ -148,13 +158,17 @@ def page(everything: dict[str, Any]) -> str:
     def figure(experiment: str, name: str, side: str = PENSTOCK) -> float | None:
         if side in PEERS:
             name = _EXECUTED.get(name, name)
-        found: float | None = results.get(experiment, {}).get(side, {}).get(name)
+        figures = results.get(experiment, {}).get(side, {})
+        found: float | None = figures.get(name)
+        if name == "cpu_us" and side in PEERS and found is not None:
+            found -= figures["server_us"]  # which is in it
         return found
 
     goals = Goals()
     for name, work in (("through", "submit to done"), ("drain", "drained")):
         for workers in (1, 2):
-            for peer, least in ((PGQUEUER, 1.5), (PROCRASTINATE, 3.0), (TASKIQ, 3.0)):
+            for peer in PEERS:
+                least = 1.5 if peer == PGQUEUER else 3.0
                 ours, theirs = (figure(f"{name}-{workers}", "rate", s) for s in (PENSTOCK, peer))
                 if ours and theirs:
                     aim = f"{work}, worker processes: {workers}; {least:g} times {short(peer)}"
@@ -199,9 +213,9 @@ PostgreSQL with fsync and synchronous_commit on; NATS with `sync_interval: alway
 first column may run twice after a crash, as the peers' may (`idempotent=True`); those of the
 second are begun once only, so that each start is committed, too. A worker process of Penstock has
 {SLOTS} jobs at once, PgQueuer's dequeues {pgqueuer.BATCH} at a time, Procrastinate's runs
-{procrastinate.CONCURRENCY} at once, taskiq's {taskiq.BATCH}. A job of Penstock counts when its end
-is durable, a peer's when it was executed. The peers' processor time has the server's first process
-in it, Penstock's the engine.\
+{procrastinate.CONCURRENCY} at once, Oban's {_OBAN_LIMIT}, taskiq's {taskiq.BATCH}. A job of
+Penstock counts when its end is durable, a peer's when it was executed. Penstock has one process
+more than the peers: its engine, which alone speaks to the server.\
 """,
     ]
     return "\n\n".join(part for part in parts if part)
@@ -209,13 +223,16 @@ in it, Penstock's the engine.\
 
 BENCHMARK = Benchmark(
     "scale_out.py",
-    "Penstock on PostgreSQL side by side with PgQueuer, Procrastinate and taskiq.",
+    "Penstock on PostgreSQL side by side with PgQueuer, Procrastinate, Oban and taskiq.",
     GROUPS,
     experiments,
     page,
     names=[f"{name}-{workers}" for name in ("through", "drain") for workers in (1, 2)],
     titles=TITLES,
     peers=PEERS,
+    arguments={
+        "--oban": {"metavar": "PYTHON", "help": "an interpreter (3.12 or newer) that has Oban"}
+    },
 )
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from ours.system import (
     NOOP,
     PROFILE,
     RARE,
+    SERVER,
     SHORT,
     SLOTS,
     TENANTS,
@@ -145,17 +146,20 @@ async def drain_watched(system: System, jobs: int, workers: int, pids: list[int]
     marks = Marks.given()
     if not await until(lambda: marks.processes() >= workers or system.finished >= jobs):
         raise TimeoutError(f"{marks.processes()} of {workers} workers did anything")
-    engine, others = time.process_time(), cpu_seconds(*pids)
+    servers = [int(os.environ[SERVER])] if SERVER in os.environ else []
+    engine, others, server = time.process_time(), cpu_seconds(*pids), cpu_seconds(*servers)
     counted = jobs - marks.count()
     await system.wait_finished(jobs)
     end = time.monotonic_ns()
     engine, others = time.process_time() - engine, cpu_seconds(*pids) - others
+    server = cpu_seconds(*servers) - server
     done, begin = marks.since_all_worked()
     assert marks.count() == jobs, f"{jobs} jobs were executed {marks.count()} times"
     figures: Figures = {"rate": done / (end - begin) * 1e9}
     if counted * 2 > jobs:  # else most was done before we looked, and the rest says little
         figures |= {"engine_us": engine / counted * 1e6, "worker_us": others / counted * 1e6}
-        figures["cpu_us"] = (engine + others) / counted * 1e6
+        figures |= {"cpu_us": (engine + others) / counted * 1e6}
+        figures |= {"server_us": server / counted * 1e6}
     return figures
 
 

@@ -37,6 +37,8 @@ Figures = dict[str, float | None]
 SLOTS = 32
 PROFILE = "BENCH_PROFILE"
 """The variable that names the file for a worker's profile."""
+SERVER = "BENCH_SERVER"
+"""The variable that has the process id of the database's server, if there is one."""
 _BULK = 1000
 
 # -- jobs ---------------------------------------------------------------------------

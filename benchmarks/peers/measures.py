@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marks import Marks
-from peers.sides import DRAMATIQ, HUEY, HUEY_FSYNC, PGQUEUER, PROCRASTINATE, TASKIQ
+from peers.sides import DRAMATIQ, HUEY, HUEY_FSYNC, OBAN, PGQUEUER, PROCRASTINATE, TASKIQ
 from processes import cpu_seconds, percentile, until, wait
 from processes import kill as kill_process
 from processes import running as started
@@ -22,6 +22,7 @@ PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     PGQUEUER: ("pgqueuer", "PgQueuerPeer", {}),
     PROCRASTINATE: ("procrastinate", "ProcrastinatePeer", {}),
     TASKIQ: ("taskiq", "TaskiqPeer", {}),
+    OBAN: ("oban", "ObanPeer", {}),
 }
 """The module and the class of each."""
 _START = 40.0
@@ -84,13 +85,14 @@ def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:
         pids += peer.server_pids()
         all_work = f"not all of {workers} workers did anything"
         wait(lambda: marks.processes() >= workers or marks.count() >= jobs, all_work, _START)
-        counted, cpu = jobs - marks.count(), cpu_seconds(*pids)
+        counted, cpu, server = jobs - marks.count(), cpu_seconds(*pids), peer.server_pids()
+        server_cpu = cpu_seconds(*server)
         _all_executed(marks, jobs)
-        cpu = cpu_seconds(*pids) - cpu
+        cpu, server_cpu = cpu_seconds(*pids) - cpu, cpu_seconds(*server) - server_cpu
     done, begin = marks.since_all_worked()
     figures: Figures = {"rate": done / (marks.last() - begin) * 1e9}
     if counted * 2 > jobs:  # else most was done before we looked, and the rest says little
-        figures["cpu_us"] = cpu / counted * 1e6
+        figures |= {"cpu_us": cpu / counted * 1e6, "server_us": server_cpu / counted * 1e6}
     return figures
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import shutil
 import subprocess
@@ -28,21 +29,24 @@ _PACKAGES = {
     DRAMATIQ: ("dramatiq",),
     PROCRASTINATE: ("procrastinate", "psycopg"),
     TASKIQ: ("taskiq", "taskiq_nats"),
+    OBAN: (),  # another interpreter has it
 }
 
 
 def missing(side: str) -> str | None:
     """Why a peer can't be measured here, if so."""
-    if side == OBAN:
-        return "it needs Python 3.12, and this benchmark runs with Penstock's oldest, 3.11"
     packages = _PACKAGES.get(side, ("huey",))
     if any(importlib.util.find_spec(name) is None for name in packages):
         return f"{' and '.join(packages)} not installed: 'make bench' installs it"
     if side == DRAMATIQ and shutil.which("redis-server") is None:
         return "there is no redis-server: install the system's package of that name"
-    if side in (PGQUEUER, PROCRASTINATE) and postgres.programs() is None:
+    if side in (PGQUEUER, PROCRASTINATE, OBAN) and postgres.programs() is None:
         return postgres.MISSING
     return None
+
+
+def version(package: str) -> str:
+    return importlib.metadata.version(package)
 
 
 def servers() -> dict[str, str]:
