@@ -30,7 +30,7 @@ from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.core.errors import NotRunning
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.engine_api import KeyRole, TopicView
+from penstock.ports.engine_api import KeyRole, Limit, TopicView
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 
@@ -286,6 +286,7 @@ async def test_what_awaits_approval_says_whose_and_goes_on_after_it(
         assert told.structured_content["state"] == "SCHEDULED"
         assert "awaiting 1 approval by alice" in told.structured_content["message"]
         assert "(rule ask-first)" in told.structured_content["message"]
+        assert "It runs when a person has approved it" in told.structured_content["message"]
         waiting = asyncio.create_task(
             agent.call_tool("job_wait", {"job_id": told.structured_content["job_id"]})
         )
@@ -404,6 +405,22 @@ async def test_a_key_sees_its_own_tenant_alone(tmp_path: Path) -> None:
             with pytest.raises(MCPError, match="no job"):
                 await bob.read_resource(f"penstock://jobs/{job_id}/result")
             assert (await bob.list_resources()).resources == []
+
+
+@run_async
+async def test_limits_hold_for_the_jobs_of_an_agent(tmp_path: Path) -> None:
+    async with a_house(tmp_path) as house:
+        limit = Limit(name="one", topics=("job.slow",), concurrency=1, max_waiting=1)
+        await house.engine.api.limits.put(limit)
+        async with house.agent("http") as agent:
+            first = await agent.call_tool("slow", {}, meta=patient(0))
+            assert first.structured_content["state"] in ("SCHEDULED", "DISPATCHED", "RUNNING")
+            second = await agent.call_tool("slow", {}, meta=patient(0.5))
+            assert second.structured_content["state"] == "SCHEDULED"
+            assert "limit one" in second.structured_content["message"]
+            third = await agent.call_tool("slow", {})
+            assert third.is_error
+            assert "limit one" in third.content[0].text
 
 
 @run_async

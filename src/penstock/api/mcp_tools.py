@@ -196,10 +196,10 @@ async def job_answer(api: EngineApi, job_id: str, after: str = "") -> types.Call
 
 
 def _unfinished(job: Job, why: str, after: str) -> str:
-    go_on = "The job goes on: job_wait gets its result, job_cancel ends it."
+    later = "job_wait gets its result, job_cancel ends it"
     if job.hold is not None and not job.hold.approved:
-        return f"Not started: {why}. People decide about it. {go_on}"
-    return f"{job.state}{after and f' {after}'}: {why}. {go_on}"
+        return f"Not started: {why}. It runs when a person has approved it: {later}."
+    return f"{job.state}{after and f' {after}'}: {why}. The job goes on: {later}."
 
 
 def _unsuccessful(job: Job) -> str:
