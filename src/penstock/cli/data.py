@@ -56,7 +56,7 @@ def _report(verified: Verified) -> str:
         lines.append(f"… and {len(found) - _SHOWN} more")
     read = f"{plural(verified.jobs, 'job')}, {plural(verified.transitions, 'transition')}"
     verdict = "1 mismatch" if len(found) == 1 else f"{len(found):,} mismatches"
-    lines.append(f"{read}: {verdict if found else 'every record is the fold of its log'}")
+    lines.append(f"{read}: {verdict if found else 'every record matches its log'}")
     return "\n".join(lines)
 
 

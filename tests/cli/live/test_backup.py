@@ -224,7 +224,7 @@ def test_a_backup_restores_jobs_of_every_kind(place: Place) -> None:
     for name in ("running", "stopped"):
         assert_private(place.folder / name)
         data = place.folder / f"{name}-data"
-        assert "every record is the fold of its log" in place("restore", name, data=data)
+        assert "every record matches its log" in place("restore", name, data=data)
         assert_private(data)
         assert kept_files(data) == files
         with place.gated(data) as ps:
@@ -282,7 +282,7 @@ def test_backups_of_a_busy_engine_show_one_moment_each(place: Place) -> None:
             worker.join()
     for name in ("one", "two"):
         data = place.folder / f"{name}-data"
-        assert "every record is the fold of its log" in place("restore", name, data=data)
+        assert "every record matches its log" in place("restore", name, data=data)
         with place.open(data) as ps:
             runs = {run.id: run.status for run in ps.pipelines.runs(penstock.RunQuery(limit=1000))}
             for job in ps.jobs(states=["SUCCEEDED"], limit=1000):

@@ -64,7 +64,7 @@ def test_a_changed_record_is_found_by_verify(
         await store.close()
 
     fill()
-    assert "every record is the fold of its log" in penstock(
+    assert "every record matches its log" in penstock(
         data, "db", "verify", PENSTOCK_STORE=url
     )
     schema = url.rpartition("=")[2]
