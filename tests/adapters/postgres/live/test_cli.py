@@ -64,9 +64,7 @@ def test_a_changed_record_is_found_by_verify(
         await store.close()
 
     fill()
-    assert "every record matches its log" in penstock(
-        data, "db", "verify", PENSTOCK_STORE=url
-    )
+    assert "every record matches its log" in penstock(data, "db", "verify", PENSTOCK_STORE=url)
     schema = url.rpartition("=")[2]
     server.sql(f"UPDATE {schema}.done SET state = {rows.STATE_CODES[JobState.FAILED]}")
     said = penstock(data, "db", "verify", code=Exit.MISMATCH, PENSTOCK_STORE=url)
