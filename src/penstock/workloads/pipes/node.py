@@ -535,7 +535,7 @@ class Node:
         for job in jobs:
             self.failed(job.job_id, job.origin_node_id, job.sequence, failure)
 
-    # -- what an origin needs (BatchDependencies) ----------------------------------------
+    # -- what an origin needs -----------------------------------------------------------
 
     def find(
         self,
@@ -543,6 +543,8 @@ class Node:
         apart: frozenset[frozenset[str]] = frozenset(),
         before: Sequence[Hop] = (),
     ) -> Route | NoRoute:
+        """A way over nodes that are there now; between those of a pair in `apart` only if there is
+        no other. Who is still there keeps what it had in the way `before`."""
         if self._draining:
             return NoRoute((), (), f"{self.node_id} is about to leave")
         records = self.mesh.table.live()
@@ -566,6 +568,7 @@ class Node:
         return found
 
     def holds(self, hops: tuple[Hop, ...]) -> bool:
+        """Whether all of this way is still there, and may be gone."""
         table = self.mesh.table
         return all(
             (record := table.get(hop.node_id)) is not None
@@ -578,22 +581,27 @@ class Node:
         )
 
     def context_of(self, hops: tuple[Hop, ...]) -> int:
+        """Tokens that a job may have on all of these nodes."""
         records = (self.mesh.table.get(hop.node_id) for hop in hops)
         told = (record.context for record in records if record is not None and record.context)
         return min([self.context, *told])
 
     async def changed(self, timeout: float) -> None:
+        """Until something about the nodes is new, or time has passed."""
         self._changed.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
 
     def mends(self) -> bool:
+        """Whether layers that are missing may be given to a node."""
         return any(record.auto for record in self.mesh.table.of(self.config.model))
 
     def knows(self, node_id: str) -> bool:
+        """Whether it is a member: one that is not connected may be in a moment."""
         return node_id in self.mesh.table
 
     def open(self, node_id: str, message: Open) -> bool:
+        """False when the node is not connected."""
         if node_id == self.node_id:
             self._admission.open(node_id, message)
             return True
@@ -606,6 +614,7 @@ class Node:
             self._send(node_id, message)
 
     def submit(self, job_id: bytes, prepare: Callable[[Job], None]) -> None:
+        """Have a job that was let in computed; `prepare` makes it ready."""
         context = self._receiver.context(job_id)
         if context.job is None:
             raise LlmFailure(LlmCode.JOB_MISSING, "the job was given up before it began")
@@ -613,6 +622,7 @@ class Node:
         self._compute.begin(context)
 
     async def settled(self) -> None:
+        """Until the thread that computes is past whatever it does now."""
         past = self._loop.create_future()
         self._compute.submit(
             lambda: self.soon(lambda: None if past.done() else past.set_result(None))

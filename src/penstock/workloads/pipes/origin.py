@@ -12,10 +12,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
 from os import urandom
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -30,7 +30,6 @@ from penstock.workloads.llm.values import (
     Timings,
     Usage,
 )
-from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.generation import (
     Broken,
     CachedPrefix,
@@ -42,7 +41,7 @@ from penstock.workloads.pipes.generation import (
     blamed,
     code_of,
 )
-from penstock.workloads.pipes.job import Hop, Job, JobTiming
+from penstock.workloads.pipes.job import Job, JobTiming
 from penstock.workloads.pipes.routes import NoRoute, Route
 from penstock.workloads.pipes.text.constraint import is_constrained
 from penstock.workloads.pipes.text.speculation import Lookup, Speculation, StepTimes
@@ -51,6 +50,8 @@ from penstock.workloads.pipes.wire.messages import Acked, End, Open, Opened, Ref
 
 if TYPE_CHECKING:
     import torch
+
+    from penstock.workloads.pipes.node import Node
 
 log = logging.getLogger(__name__)
 
@@ -74,48 +75,6 @@ _AGAIN = frozenset(
 _GONE = frozenset({LlmCode.NODE_LOST, LlmCode.NO_LOCAL_MODEL, LlmCode.PIPE_UNAVAILABLE})
 
 
-class BatchDependencies(Protocol):
-    """What an origin needs of its node."""
-
-    config: LpConfig
-    node_id: str
-
-    def find(
-        self, avoid: frozenset[str], apart: frozenset[frozenset[str]], before: Sequence[Hop]
-    ) -> Route | NoRoute:
-        """A way over nodes that are there now; between those of a pair in `apart` only if there is
-        no other. Who is still there keeps what it had in the way `before`."""
-
-    def holds(self, hops: tuple[Hop, ...]) -> bool:
-        """Whether all of this way is still there, and may be gone."""
-
-    def context_of(self, hops: tuple[Hop, ...]) -> int:
-        """Tokens that a job may have on all of these nodes."""
-
-    async def changed(self, timeout: float) -> None:
-        """Until something about the nodes is new, or time has passed."""
-
-    def mends(self) -> bool:
-        """Whether layers that are missing may be given to a node."""
-
-    def open(self, node_id: str, message: Open) -> bool:
-        """False when the node is not connected."""
-
-    def knows(self, node_id: str) -> bool:
-        """Whether it is a member: one that is not connected may be in a moment."""
-
-    def end(self, node_id: str, message: End) -> None: ...
-
-    def submit(self, job_id: bytes, prepare: Callable[[Job], None]) -> None:
-        """Have a job that was let in computed; `prepare` makes it ready."""
-
-    def step_limit(self, hops: Iterable[Hop], tokens: int) -> float:
-        """Seconds that a step of this many tokens may take over these hops."""
-
-    async def settled(self) -> None:
-        """Until the thread that computes is past whatever it does now."""
-
-
 class _NodeFull(Exception):
     """A node has no room, and others have copies of its layers."""
 
@@ -130,12 +89,10 @@ class _Asking:
 
 
 class Origin:
-    def __init__(
-        self, around: BatchDependencies, text: Text, context: int, *, speculates: bool
-    ) -> None:
+    def __init__(self, node: Node, text: Text, context: int, *, speculates: bool) -> None:
         """`speculates` if caches of the model's layers can be cut back."""
-        self._around, self.text = around, text
-        self._step_times = StepTimes() if speculates and around.config.speculation else None
+        self._node, self.text = node, text
+        self._step_times = StepTimes() if speculates and node.config.speculation else None
         self.context = context
         """Tokens that a job may have."""
         self._under_way: set[Generation] = set()
@@ -185,7 +142,7 @@ class Origin:
             ):
                 yield last
             said = self._said(generation)
-            if (kept := self._leave(generation, self._around.config.keep)) is not None:
+            if (kept := self._leave(generation, self._node.config.keep)) is not None:
                 self.prefixes.add(kept)
             yield said
         finally:
@@ -200,7 +157,7 @@ class Origin:
         generation = self._generations.get(message.job_id)
         if asking is None:
             if message.ok:  # it was given up meanwhile
-                self._around.end(node_id, End(job_id=message.job_id, reason="not wanted any more"))
+                self._node.end(node_id, End(job_id=message.job_id, reason="not wanted any more"))
         elif asking.answer.done():
             return
         elif generation is not None and self._passes_over(generation, node_id, message):
@@ -215,7 +172,7 @@ class Origin:
 
     def _passes_over(self, generation: Generation, node_id: str, message: Opened) -> bool:
         """Whether it is full, and other nodes that are not known to be full have its layers."""
-        if node_id == self._around.node_id or not (
+        if node_id == self._node.node_id or not (
             message.waiting or (not message.ok and message.code == LlmCode.NO_ROOM)
         ):
             return False
@@ -240,7 +197,7 @@ class Origin:
         if node_id not in generation.nodes:
             return Refused.FOREIGN_FAILURE
         guilty = "" if self._note_parted(generation, node_id, failure) else blamed(failure, node_id)
-        if guilty and guilty not in generation.nodes - {self._around.node_id}:
+        if guilty and guilty not in generation.nodes - {self._node.node_id}:
             guilty = node_id
         generation.events.put_nowait(Broken(job_id, failure.code, failure.message, guilty))
         return None
@@ -277,26 +234,26 @@ class Origin:
         if event is ProcessorEvent.JOB_COMPLETED:
             generation.tell(Completed(job.job_id))
         elif event in ERRORS:
-            generation.tell(Broken(job.job_id, LlmCode[event.name], reason, self._around.node_id))
+            generation.tell(Broken(job.job_id, LlmCode[event.name], reason, self._node.node_id))
 
     def failed_here(self, job_id: bytes, failure: LlmFailure) -> None:
         """A pass of one of our jobs failed on this node. (From any thread.)"""
         if (generation := self._generations.get(job_id)) is not None:
-            here = self._around.node_id
+            here = self._node.node_id
             guilty = "" if self._note_parted(generation, here, failure) else blamed(failure, here)
             generation.tell(Broken(job_id, failure.code, failure.message, guilty))
 
     def watch_over(self, now: float, stalled: Callable[[str], bool]) -> None:
         """Break what has had no sign of life for a step's time."""
-        timeout, chunk = self._around.config.step_timeout, self._around.config.prefill_chunk_size
+        timeout, chunk = self._node.config.step_timeout, self._node.config.prefill_chunk_size
         for job_id, generation in self._generations.items():
             if generation.job is None or now - generation.sign < timeout:
                 continue
-            limit = self._around.step_limit(generation.hops, generation.step_tokens(chunk))
+            limit = self._node.step_limit(generation.hops, generation.step_tokens(chunk))
             if now - generation.sign < limit:
                 continue
             generation.sign = now
-            others = sorted(generation.nodes - {self._around.node_id})
+            others = sorted(generation.nodes - {self._node.node_id})
             guilty = [node for node in others if stalled(node)]
             generation.avoid.update(guilty or self._spared(generation, others))
             over = ", ".join(guilty or others) or "this node"
@@ -315,11 +272,11 @@ class Origin:
     def _find(self, generation: Generation, without: Collection[str] = ()) -> Route | NoRoute:
         avoid = frozenset({*generation.avoid, *generation.full, *without})
         before = generation.left.hops if generation.left is not None else ()
-        return self._around.find(avoid, frozenset(generation.apart), before)
+        return self._node.find(avoid, frozenset(generation.apart), before)
 
     def break_all(self, reason: str) -> None:
         """Whatever they wait for."""
-        code, here = LlmCode.END_MODEL_UNAVAILABLE, self._around.node_id
+        code, here = LlmCode.END_MODEL_UNAVAILABLE, self._node.node_id
         self.closing = reason
         for job_id, generation in self._generations.items():
             generation.avoid.add(here)
@@ -373,7 +330,7 @@ class Origin:
                     return await self._try_route(generation)
                 except _NodeFull:  # the others keep its room for it
                     generation.taken = generation.taken or (0, generation.told)
-                    left = self._leave(generation, self._around.config.open_timeout)
+                    left = self._leave(generation, self._node.config.open_timeout)
                     generation.left = left or generation.left
         finally:
             generation.full.clear()
@@ -390,13 +347,13 @@ class Origin:
         generation.hops = hops
         generation.taken = (shared, generation.told) if shared else None
         if not generation.grows:
-            generation.timing = JobTiming(wire=self._around.config.wire)
-        context = max(self._around.context_of(hops), len(generation.ids) + 1)
+            generation.timing = JobTiming(wire=self._node.config.wire)
+        context = max(self._node.context_of(hops), len(generation.ids) + 1)
         generation.room = min(generation.prompt_tokens + generation.reserve, context)
         self._generations[job_id] = generation
         have = held = shared
         # In the same order everywhere: two jobs never wait for each other's room.
-        for node_id in sorted({*generation.nodes, self._around.node_id}):
+        for node_id in sorted({*generation.nodes, self._node.node_id}):
             answer = await self._open(generation, job_id, node_id, kept, shared)
             have, held = min(have, answer.have), min(held, answer.have or held)
         self._drop_left(generation)
@@ -408,7 +365,7 @@ class Origin:
             job.text = generation.text(have, held)
             generation.job = job
 
-        self._around.submit(job_id, prepare)
+        self._node.submit(job_id, prepare)
 
     def _kept(self, generation: Generation) -> tuple[CachedPrefix | None, int]:
         """A cache of an earlier turn, unless a way has failed already; or its own. And how many of
@@ -418,7 +375,7 @@ class Origin:
         if generation.avoid or generation.apart or generation.full or generation.told:
             return None, 0
         found = self.prefixes.take(
-            generation.tenant, generation.ids, time.monotonic(), self._around.holds
+            generation.tenant, generation.ids, time.monotonic(), self._node.holds
         )
         return found or (None, 0)
 
@@ -427,11 +384,11 @@ class Origin:
         left, generation.left = generation.left, None
         if left is not None:
             for node_id, key in left.keys.items():
-                self._around.end(node_id, End(job_id=key))
+                self._node.end(node_id, End(job_id=key))
 
     def _patience(self, generation: Generation) -> float:
         """Until when it waits for a way, and for room on all of its nodes."""
-        return generation.waits_until(time.monotonic(), self._around.config.open_timeout)
+        return generation.waits_until(time.monotonic(), self._node.config.open_timeout)
 
     async def _route(self, generation: Generation) -> Route:
         until = self._patience(generation)
@@ -448,12 +405,12 @@ class Origin:
             if left <= 0 or not self._may_wait(generation):
                 raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, route.reason)
             generation.note(f"waits: {route.reason}")
-            await self._around.changed(left)
+            await self._node.changed(left)
 
     def _may_wait(self, generation: Generation) -> bool:
         """Whether there may be a way later: for who has not begun as for any who comes, for the
         others if the network can give the layers that are missing to another node."""
-        return not generation.avoid and (not generation.told or self._around.mends())
+        return not generation.avoid and (not generation.told or self._node.mends())
 
     async def _open(
         self,
@@ -466,12 +423,12 @@ class Origin:
         message = Open(
             job_id=job_id,
             pipe_id=job_id.hex()[:8],
-            model=self._around.config.model,
+            model=self._node.config.model,
             hops=generation.hops,
             tokens=generation.room,
             reuse=kept.keys.get(node_id) if kept is not None else None,
             deadline=max(0.0, self._patience(generation) - time.monotonic()),
-            wire=self._around.config.wire,
+            wire=self._node.config.wire,
             same=shared,
         )
         generation.opened[node_id] = False
@@ -481,14 +438,14 @@ class Origin:
 
     async def ask(self, node_id: str, message: Open) -> Opened:
         """Until a node has room. Raises Broken."""
-        config, job_id = self._around.config, message.job_id
+        config, job_id = self._node.config, message.job_id
         asking = _Asking(asyncio.get_running_loop().create_future())
         self._opening[job_id, node_id] = asking
         try:
-            while not asking.answer.done() and not self._around.open(node_id, message):
-                if not self._around.knows(node_id):
+            while not asking.answer.done() and not self._node.open(node_id, message):
+                if not self._node.knows(node_id):
                     raise Broken(job_id, LlmCode.NODE_LOST, f"the node {node_id} is gone")
-                await self._around.changed(config.silence)  # it is back soon, or lost
+                await self._node.changed(config.silence)  # it is back soon, or lost
             done, _ = await asyncio.wait([asking.answer], timeout=config.step_timeout)
             if not done and not asking.waits:  # a node without room answers at once
                 raise TimeoutError
@@ -524,15 +481,15 @@ class Origin:
         """Leave the way; whether the answer was finished meanwhile, so that nothing was lost.
         Raises LlmFailure if this node itself does not come to an end with what it computes."""
         is_sound = broken.code is not LlmCode.WRONG_COMPUTATION
-        left = self._leave(generation, self._around.config.open_timeout if is_sound else 0.0)
+        left = self._leave(generation, self._node.config.open_timeout if is_sound else 0.0)
         if not is_sound:
             self._drop_left(generation)
         generation.left = left or generation.left
-        config, here = self._around.config, self._around.node_id
+        config, here = self._node.config, self._node.node_id
         own = [hop for hop in generation.hops if hop.node_id == here]
         try:
-            limit = self._around.step_limit(own, config.pass_tokens)
-            await asyncio.wait_for(self._around.settled(), limit)
+            limit = self._node.step_limit(own, config.pass_tokens)
+            await asyncio.wait_for(self._node.settled(), limit)
         except TimeoutError:
             said = f"{here} itself is stuck in a computation; {broken.reason}"
             raise LlmFailure(LlmCode.NODE_STALLED, said) from broken
@@ -541,14 +498,14 @@ class Origin:
     def _turn_back(self, generation: Generation, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
         generation.grows = False
-        if broken.code in _GONE and not self._around.holds(generation.hops):
+        if broken.code in _GONE and not self._node.holds(generation.hops):
             # Who was lost, has other layers than a moment ago or leaves did nothing wrong.
             is_last, guilty = time.monotonic() > self._patience(generation), ""
         else:
             is_last, guilty = generation.count_route() >= ROUTES, broken.node_id
         if guilty and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
             generation.avoid.add(guilty)
-        if broken.code not in _AGAIN or is_last or guilty == self._around.node_id:
+        if broken.code not in _AGAIN or is_last or guilty == self._node.node_id:
             raise broken.failure() from broken
         if isinstance(self._find(generation), NoRoute) and not self._may_wait(generation):
             raise broken.failure() from broken
@@ -560,12 +517,12 @@ class Origin:
         have more."""
         most = min(
             generation.prompt_tokens + generation.max_tokens,
-            self._around.context_of(generation.hops),
+            self._node.context_of(generation.hops),
         )
         if generation.room >= most:
             return False
         generation.reserve = min(generation.max_tokens, 2 * generation.reserve)
-        generation.left = self._leave(generation, self._around.config.open_timeout)
+        generation.left = self._leave(generation, self._node.config.open_timeout)
         generation.grows = True
         return True
 
@@ -589,7 +546,7 @@ class Origin:
                 )
             message = End(job_id=job_id, keep=keep > 0, seconds=keep)
             for node_id in generation.opened:
-                self._around.end(node_id, message)
+                self._node.end(node_id, message)
         generation.opened = {}
         return kept
 

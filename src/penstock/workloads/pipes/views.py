@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, Table, written
@@ -44,18 +48,12 @@ def _pipe(model: str, records: Sequence[NodeRecord]) -> PipeView:
 
 
 def _completed(pipe: PipeView, route: Route) -> PipeView:
-    return PipeView(
-        model=pipe.model,
-        num_layers=pipe.num_layers,
-        complete=True,
-        origins=pipe.origins,
-        disagree=route.disagree,
-        hops=tuple(
-            HopView(node_id=hop.node_id, layers=written([LayerRange(hop.start, hop.end)]))
-            for hop in route.hops
-        ),
-        token_ms=round(route.cost, 3),
+    hops = tuple(
+        HopView(node_id=hop.node_id, layers=written([LayerRange(hop.start, hop.end)]))
+        for hop in route.hops
     )
+    token_ms = round(route.cost, 3)
+    return replace(pipe, complete=True, disagree=route.disagree, hops=hops, token_ms=token_ms)
 
 
 def _lacking(pipe: PipeView, gap: NoRoute) -> PipeView:
@@ -63,15 +61,8 @@ def _lacking(pipe: PipeView, gap: NoRoute) -> PipeView:
     if not pipe.origins:
         nobody = f"no node handles the text of {pipe.model} (--end-model)"
         reason = f"{nobody}; {reason}" if gap.missing else nobody
-    return PipeView(
-        model=pipe.model,
-        num_layers=pipe.num_layers,
-        complete=False,
-        missing=written(gap.missing),
-        reason=reason,
-        disagree=gap.disagree,
-        origins=pipe.origins,
-    )
+    missing = written(gap.missing)
+    return replace(pipe, missing=missing, reason=reason, disagree=gap.disagree)
 
 
 def _route(
@@ -93,29 +84,22 @@ def _num_layers(record: NodeRecord, model: str) -> int:
 
 
 def _node(record: NodeRecord, worker_id: str) -> NodeView:
-    return NodeView(
-        node_id=record.node_id,
-        address=record.address,
-        state=_state(record),
-        model=record.model,
-        end_models=record.end_models,
-        segments=tuple(map(_segment, record.segments)),
-        threads=record.threads,
-        memory=record.memory,
-        weights=record.weights,
-        cache_total=record.cache_total,
-        cache_used=record.cache_used,
-        cache_kept=record.cache_kept,
-        jobs=record.jobs,
-        waiting=record.waiting,
-        tokens_per_s=round(record.tokens_per_s, 2),
-        busy=round(record.busy, 3),
-        refused=dict(record.refused),
-        links={node: round(ms, 3) for node, ms in record.links.items()},
-        worker_id=worker_id,
-        boot=record.boot,
-        version=record.version,
-    )
+    changed = {
+        "state": _state(record),
+        "segments": tuple(map(_segment, record.segments)),
+        "tokens_per_s": round(record.tokens_per_s, 2),
+        "busy": round(record.busy, 3),
+        "refused": dict(record.refused),
+        "links": {node: round(ms, 3) for node, ms in record.links.items()},
+        "worker_id": worker_id,
+    }
+    return NodeView(**_same(record, NodeView) | changed)
+
+
+def _same(record: Struct, view: type[Struct]) -> dict[str, Any]:
+    """The fields that a record and its view have both."""
+    both = set(record.__struct_fields__) & set(view.__struct_fields__)
+    return {name: getattr(record, name) for name in both}
 
 
 def _state(record: NodeRecord) -> str:
@@ -129,13 +113,11 @@ def _state(record: NodeRecord) -> str:
 
 
 def _segment(segment: SegmentRecord) -> SegmentView:
-    return SegmentView(
-        model=segment.model,
-        layers=written([segment.layers]),
-        start=segment.layers.start,
-        end=segment.layers.end,
-        state=segment.state.value,
-        loaded=segment.loaded,
-        dtype=segment.dtype,
-        layer_ms=round(segment.layer_ms, 4),
-    )
+    changed = {
+        "layers": written([segment.layers]),
+        "start": segment.layers.start,
+        "end": segment.layers.end,
+        "state": segment.state.value,
+        "layer_ms": round(segment.layer_ms, 4),
+    }
+    return SegmentView(**_same(segment, SegmentView) | changed)
