@@ -79,3 +79,11 @@ def test_a_wrong_setting_is_refused_with_its_line(
     told = capsys.readouterr().err
     assert "penstock.toml, line 1" in told
     assert "did you mean concurrency?" in told
+
+
+def test_a_variable_that_is_not_a_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SERVICE_HOST", "10.0.0.1")
+    assert run(["config", "show", "--changed"]) == Exit.OK
+    assert "not settings, so ignored: PENSTOCK_SERVICE_HOST" in capsys.readouterr().err

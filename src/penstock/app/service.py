@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
+from penstock.config.loading import log_ignored
 from penstock.config.settings import LogFormat
 from penstock.core.errors import DEBUG
 from penstock.core.text import harmless
@@ -214,3 +215,4 @@ def log_to_stderr(*, verbose: bool = False, log_format: LogFormat = LogFormat.TE
     jobs = logging.getLogger(JOB_LOGGER)
     jobs.addHandler(handler)
     jobs.propagate = False
+    log_ignored()

@@ -122,6 +122,8 @@ def show(engine: EngineRef, names: tuple[str, ...], changed: bool, form: Form) -
     )
     for line in loaded.renamed:
         warn(line)
+    if loaded.ignored:
+        warn(f"not settings, so ignored: {', '.join(loaded.ignored)}")
 
 
 def _matches(name: str, wanted: str) -> bool:

@@ -187,9 +187,13 @@ def load(
     loaded = load_all(file, environ, flags)
     for line in loaded.renamed:
         _warn_once(line)
-    if loaded.ignored:
-        log.debug("ignored variables: %s", ", ".join(loaded.ignored))
     return loaded.settings
+
+
+def log_ignored() -> None:
+    """Name the variables that begin as ours do, and are not settings."""
+    if ignored := _variables(os.environ)[1]:
+        log.info("not settings, so ignored: %s", ", ".join(ignored))
 
 
 @cache

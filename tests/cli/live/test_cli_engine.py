@@ -331,6 +331,12 @@ def test_doctor_lists_old_names_of_settings_and_variables_that_are_none(penstock
     assert checks["environment"]["found"] == "ignored: PENSTOCK_SERVICE_HOST"
 
 
+def test_an_engine_names_variables_that_are_not_settings(penstock: Penstock) -> None:
+    penstock.env["PENSTOCK_SERVICE_HOST"] = "10.0.0.1"
+    with penstock.up():
+        assert "not settings, so ignored: PENSTOCK_SERVICE_HOST" in penstock.banner
+
+
 def test_a_container_whose_engine_is_lost_is_not_run_by_a_second_one(penstock: Penstock) -> None:
     (penstock.folder / "pretends.py").write_text(
         "import time\n"
