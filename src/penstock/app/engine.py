@@ -28,7 +28,6 @@ from penstock.app.migration import migrate_files, migrate_runs
 from penstock.app.parts import assemble, open_backend, open_blobs
 from penstock.app.remote import Keys, Remote
 from penstock.config import Settings
-from penstock.config.loading import parse_host_port
 from penstock.control.engine_api import EngineAuthenticator, LocalEngineApi, load_paused_pools
 from penstock.control.guard import digest_of
 from penstock.control.ledger import Ledger
@@ -39,6 +38,7 @@ from penstock.control.shared_state import FactState
 from penstock.core.errors import Misconfigured, NotOwner, StoreFailed, Unavailable
 from penstock.core.job import IdSource, Job
 from penstock.core.journal import Stride
+from penstock.ports.address import parse_address
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.executor import Environment, Executor, is_needed
@@ -294,7 +294,7 @@ class Engine:
                 make_private(address.path.parent)
             self.addresses.append(await server.listen(address, self._sockets.get(text)))
         if remote is not None:
-            host, port = parse_host_port(settings.link.listen)
+            host, port = parse_address(settings.link.listen)
             address = Address(host=host, port=port, tls=True)
             address = await server.listen(address, self._sockets.get("tls"))
             self.addresses.append(address)
@@ -526,7 +526,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 def http_options(settings: Settings) -> HttpOptions:
     from penstock.api.options import HttpOptions
 
-    host, port = parse_host_port(settings.http.listen)
+    host, port = parse_address(settings.http.listen)
     return HttpOptions(
         host=host,
         port=port,

@@ -22,12 +22,12 @@ from penstock.adapters.nats.tunnel import NatsDialer, NatsPulse
 from penstock.app.application import App, make_executors
 from penstock.app.engine import Drain
 from penstock.config import Settings
-from penstock.config.loading import parse_host_port
 from penstock.control.engine_api import LocalEngineApi
 from penstock.control.open_jobs import OpenJobs
 from penstock.control.workers import matches
 from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, PenstockError
 from penstock.core.job import Job, JobRequest
+from penstock.ports.address import parse_address
 from penstock.ports.bus import MemoryBus
 from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import Caller, KeyRole
@@ -245,7 +245,7 @@ async def open_cap(
         store = PointerStore(parts.blobs, access.find, settings.limits.max_input)
         server = RedisServer(store, token)
         try:
-            port = await server.listen(*parse_host_port(cap.pointers))
+            port = await server.listen(*parse_address(cap.pointers))
         except OSError as error:
             raise Misconfigured(f"cap.pointers: can't listen at {cap.pointers}: {error}") from error
     options = CapOptions(

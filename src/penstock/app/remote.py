@@ -15,11 +15,11 @@ from penstock.adapters.link.identity import WorkerIdentity, client_context, fetc
 from penstock.adapters.link.secure import Security
 from penstock.app.parts import Parts
 from penstock.config import Settings
-from penstock.config.loading import parse_host_port
 from penstock.control.credentials import Listener
 from penstock.control.engine_api import LocalEngineApi
 from penstock.core.check import check_name
 from penstock.core.errors import InvalidRequest, Misconfigured
+from penstock.ports.address import parse_address
 from penstock.ports.credentials import JoinToken
 from penstock.ports.tls import (
     Authority,
@@ -81,7 +81,7 @@ class Remote:
         """From now on there are tokens to join with."""
         host, port = address.host, address.port
         if self._advertise:
-            host, port = parse_host_port(self._advertise)
+            host, port = parse_address(self._advertise)
         is_known = self._advertise or host not in ("0.0.0.0", "::")
         known = str(Address(host=host, port=port, tls=True)) if is_known else ""
         self._parts.credentials.listener = self._listener(known)

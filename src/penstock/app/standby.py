@@ -33,10 +33,10 @@ from penstock.api.server import AddressTaken, bind
 from penstock.app.engine import http_options, make_private
 from penstock.app.front_door import FrontDoor, Reader
 from penstock.config import Settings
-from penstock.config.loading import parse_host_port
 from penstock.control.follower import OwnerNeeded
 from penstock.control.guard import digest_of
 from penstock.core.errors import Misconfigured, StoreFailed
+from penstock.ports.address import parse_address
 from penstock.ports.process import bind_unix
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class StandBy:
             for text in self._settings.addresses:
                 self._sockets[text] = _bound(Address.parse(text))
             if self._settings.link.listen:
-                host, port = parse_host_port(self._settings.link.listen)
+                host, port = parse_address(self._settings.link.listen)
                 self._sockets["tls"] = _bound(Address(host=host, port=port, tls=True))
             if self._settings.http.listen:
                 self._bind_http()

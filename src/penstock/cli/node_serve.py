@@ -63,9 +63,9 @@ def _own_address(text: str) -> str:
 
 
 def _parsed(text: str) -> tuple[str, int]:
-    from penstock.config.loading import parse_host_port
+    from penstock.ports.address import parse_address
 
-    return parse_host_port(text)
+    return parse_address(text)
 
 
 _ADDRESS = Parsed("address", _address)

@@ -43,6 +43,7 @@ from penstock.config.settings import (
 from penstock.core.check import check_name, check_pairs
 from penstock.core.errors import InvalidRequest, Misconfigured, did_you_mean
 from penstock.core.pointer import Source, parse_source
+from penstock.ports.address import parse_address
 from penstock.workloads.pipes.config import parse_layers
 
 FILE = "penstock.toml"
@@ -526,23 +527,12 @@ def _check_sources(sources: tuple[str, ...]) -> None:
 
 def _check_http(text: str) -> None:
     if text:
-        parse_host_port(text)
-
-
-def parse_host_port(text: str) -> tuple[str, int]:
-    """`127.0.0.1:7470`, `[::1]:7470` or `localhost:0`. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not (colon and host and port.isdecimal() and int(port) <= 65535):
-        raise ValueError(f"{text!r} is not HOST:PORT, as 127.0.0.1:7470")
-    if ":" in host and not bracketed:
-        raise ValueError(f"{text!r}: write the address in brackets, as [::1]:7470")
-    return host.strip("[]"), int(port)
+        parse_address(text)
 
 
 def _check_join(addresses: tuple[str, ...]) -> None:
     for address in addresses:
-        _, port = parse_host_port(address)
+        _, port = parse_address(address)
         if port == 0:
             raise ValueError(f"{address!r} names no port to connect to")
 
@@ -574,7 +564,7 @@ RULES: Mapping[str, Callable[[Any], object]] = {
     "containers.engine": _check_containers,
     "containers.config": _check_file,
     "node.layers": parse_layers,
-    "node.listen": parse_host_port,
+    "node.listen": parse_address,
     "node.advertise": _check_advertise,
     "node.join": _check_join,
     "storage.sources": _check_sources,

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from penstock.core.errors import Misconfigured, NotRunning
+from penstock.ports.address import parse_host_port
 
 PORT = 7480
 """The usual port of TLS."""
@@ -36,15 +37,13 @@ class Address(Struct, frozen=True):
 
     @classmethod
     def _at(cls, text: str, place: str, tls: bool) -> Address:
-        host, colon, port = place.rpartition(":")
-        if tls and (not colon or place.endswith("]")):
-            host, port = place, str(PORT)
-        bare = host.removeprefix("[").removesuffix("]")
-        if not bare or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        try:
+            host, port = parse_host_port(place, usual=PORT if tls else None)
+        except ValueError:
+            raise _invalid(text) from None
+        if not host:
             raise _invalid(text)
-        if ":" in bare and bare == host:
-            raise _invalid(text)
-        return cls(host=bare, port=int(port), tls=tls)
+        return cls(host=host, port=port, tls=tls)
 
     @property
     def is_local(self) -> bool:

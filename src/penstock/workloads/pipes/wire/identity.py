@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from penstock.core.errors import Misconfigured
+from penstock.ports.address import parse_host_port
 from penstock.ports.tls import Authority, load_leaf, new_private_key, tls_context
 
 _KEY_BYTES = 32
@@ -85,16 +86,10 @@ def _authority_key(key: bytes) -> Ed25519PrivateKey:
 
 def parse(address: str) -> tuple[str, int]:
     """Host and port; `[::1]:7000` for IPv6, `:7000` for all interfaces. Raises Misconfigured."""
-    host, colon, port = address.strip().rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if (
-        not colon
-        or not (port.isascii() and port.isdecimal())
-        or int(port) > 65535
-        or (":" in bare and bare == host)
-    ):
-        raise Misconfigured(f"{address!r} is not an address", hint="write HOST:PORT")
-    return bare, int(port)
+    try:
+        return parse_host_port(address.strip())
+    except ValueError:
+        raise Misconfigured(f"{address!r} is not an address", hint="write HOST:PORT") from None
 
 
 def join(host: str, port: int) -> str:
