@@ -227,7 +227,10 @@ BENCHMARK = Benchmark(
     GROUPS,
     experiments,
     page,
-    names=[f"{name}-{workers}" for name in ("through", "drain") for workers in (1, 2)],
+    names=[
+        *(f"{name}-{workers}" for name in ("through", "drain") for workers in (1, 2)),
+        *(f"stored-{exponent}" for exponent in Plan().stored),
+    ],
     titles=TITLES,
     peers=PEERS,
     arguments={

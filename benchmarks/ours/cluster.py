@@ -21,7 +21,7 @@ from ours.system import (
 from processes import running as started
 
 import penstock
-from penstock.adapters.postgres.schema import Address, connect, ensure_partitions
+from penstock.adapters.postgres.schema import PARTITION, Address, connect, ensure_partitions
 
 Figures = dict[str, float | None]
 
@@ -65,7 +65,6 @@ async def stored(folder: Path, *, stored: int, jobs: int, slots: int) -> Figures
 async def _fill_ended(url: str, count: int) -> None:
     """Copies of the one ended job, so many that there are `count`."""
     db = await connect(Address.parse(url))
-    await ensure_partitions(db, "penstock", count)
     columns = [
         row[0]
         for row in await db.fetch(
@@ -75,10 +74,14 @@ async def _fill_ended(url: str, count: int) -> None:
     ]
     changed = {"seq": "seq + n", "job_id": "job_id || '-' || n"}
     values = ", ".join(changed.get(name, name) for name in columns)
-    await db.execute(
-        f"INSERT INTO penstock.done SELECT {values} FROM penstock.done"
-        f" CROSS JOIN generate_series(1, {count - 1}) AS n"
-    )
+    for first in range(1, count, PARTITION):
+        last = min(first + PARTITION, count) - 1
+        await ensure_partitions(db, "penstock", last)
+        await db.execute(
+            f"INSERT INTO penstock.done SELECT {values}"
+            " FROM (SELECT * FROM penstock.done ORDER BY seq LIMIT 1) AS one"
+            f" CROSS JOIN generate_series({first}, {last}) AS n"
+        )
     await db.execute(
         "INSERT INTO penstock.tally SELECT state, tenant, $1 FROM penstock.done LIMIT 1", count - 1
     )

@@ -1,6 +1,6 @@
 """CAP round trips: an SDK client, a control plane and an SDK worker, on one NATS server.
 
-`python -m ours.round_trip stub|worker URL` runs the parts that are processes of their own.
+`python -m ours.round_trip stub|scheduler|worker URL` runs a part that is a process of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 
 import nats
 from cap.client import submit_job
+from cap.packet_boundary import finalize_packet
 from cap.pb.cordum.agent.v1 import buspacket_pb2, job_pb2
+from cap.validate import validate_bus_packet
 from cap.worker import run_worker
-from processes import free_port, running, start, wait_for_port
+from processes import free_port, process_seconds, running, start, wait_for_port
 
 TOPIC = "job.bench.noop"
 WINDOW = 64
@@ -40,6 +42,40 @@ async def stub(url: str) -> None:
         await client.publish(packet.job_request.topic, packet.SerializeToString())
 
     await client.subscribe("sys.job.submit", queue="cordum-scheduler", cb=dispatch)
+    await client.flush()
+    await asyncio.Event().wait()
+
+
+async def schedule(url: str) -> None:
+    """A scheduler in memory: checks what comes, knows each job's state, and hears of its end."""
+    client = await nats.connect(url)
+    states: dict[str, str] = {}
+
+    def read(message: Any) -> Any:
+        packet = buspacket_pb2.BusPacket()
+        packet.ParseFromString(message.data)
+        return None if validate_bus_packet(packet) else packet
+
+    async def dispatch(message: Any) -> None:
+        packet = read(message)
+        if packet is None or packet.job_request.job_id in states:
+            return
+        request = packet.job_request
+        states[request.job_id] = "DISPATCHED"
+        request.dispatch.dispatch_id, request.dispatch.attempt = f"{request.job_id}#1", 1
+        sent = buspacket_pb2.BusPacket(
+            trace_id=packet.trace_id, sender_id="memory", protocol_version=1, job_request=request
+        )
+        sent.created_at.GetCurrentTime()
+        await client.publish(request.topic, finalize_packet(sent).SerializeToString())
+
+    async def end(message: Any) -> None:
+        packet = read(message)
+        if packet is not None and states.get(packet.job_result.job_id) == "DISPATCHED":
+            states[packet.job_result.job_id] = job_pb2.JobStatus.Name(packet.job_result.status)
+
+    await client.subscribe("sys.job.submit", queue="cordum-scheduler", cb=dispatch)
+    await client.subscribe("sys.job.result", queue="cordum-scheduler", cb=end)
     await client.flush()
     await asyncio.Event().wait()
 
@@ -73,6 +109,10 @@ async def through_stub(folder: Path, *, jobs: int) -> Figures:
     return await _measure(folder, jobs, streams="", plane="stub")
 
 
+async def through_scheduler(folder: Path, *, jobs: int) -> Figures:
+    return await _measure(folder, jobs, streams="", plane="scheduler")
+
+
 async def through_engine(folder: Path, *, jobs: int) -> Figures:
     """Durable in the engine's store, power loss included; NATS keeps nothing."""
     return await _measure(folder, jobs, streams="", plane="penstock")
@@ -88,13 +128,13 @@ async def _measure(folder: Path, jobs: int, *, streams: str, plane: str) -> Figu
     with ExitStack() as stack:
         url = stack.enter_context(server(folder, streams))
         module = [sys.executable, "-m", "ours.round_trip"]
-        if plane == "stub":
-            scheduler = start([*module, "stub", url], folder / "plane.log")
-        else:
+        if plane == "penstock":
             scheduler = _engine(folder, url)
+        else:
+            scheduler = start([*module, plane, url], folder / "plane.log")
         worker = start([*module, "worker", url], folder / "worker.log")
         stack.enter_context(running([scheduler, worker]))
-        return await _drive(url, jobs)
+        return await _drive(url, jobs, scheduler.pid)
 
 
 def _engine(folder: Path, url: str) -> Any:
@@ -104,7 +144,7 @@ def _engine(folder: Path, url: str) -> Any:
     return start([sys.executable, "-c", code, *options], folder / "plane.log", topics)
 
 
-async def _drive(url: str, jobs: int) -> Figures:
+async def _drive(url: str, jobs: int, plane: int) -> Figures:
     client = await nats.connect(url)
     ended: dict[str, asyncio.Future[None]] = {}
 
@@ -133,11 +173,11 @@ async def _drive(url: str, jobs: int) -> Figures:
         for n in numbers:
             await one(f"job-{n}")
 
-    begin = time.monotonic()
+    begin, cpu = time.monotonic(), process_seconds(plane)
     await asyncio.gather(*(some() for _ in range(WINDOW)))
-    rate = jobs / (time.monotonic() - begin)
+    rate, cpu = jobs / (time.monotonic() - begin), process_seconds(plane) - cpu
     await client.close()
-    return {"rate": rate, "sequential": sequential}
+    return {"rate": rate, "sequential": sequential, "plane_us": cpu / jobs * 1e6}
 
 
 async def _ready(one: Any, ended: dict[str, Any]) -> None:
@@ -154,4 +194,4 @@ async def _ready(one: Any, ended: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     part, address = sys.argv[1:]
-    asyncio.run({"stub": stub, "worker": work}[part](address))
+    asyncio.run({"stub": stub, "scheduler": schedule, "worker": work}[part](address))
