@@ -149,8 +149,8 @@ def _terms(query: JobQuery) -> dict[str, Term]:
         has = _encode("principal") + _encode(query.principal)
         terms["principal"] = ("instr(request, ?) > 0", (has,))
     if query.error is not None:
-        has = "instr(lower(CAST(record AS TEXT)), lower(?)) > 0"
-        terms["error"] = (has, (query.error,))
+        within = "instr(lower(CAST(record AS TEXT)), lower(?)) > 0"
+        terms["error"] = (within, (query.error,))
     if query.accepted_from is not None:
         terms["accepted_from"] = ("accepted_at >= ?", (query.accepted_from,))
     if query.accepted_to is not None:
