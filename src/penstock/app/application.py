@@ -625,7 +625,10 @@ def load_app(reference: str) -> App:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise Misconfigured(f"can't import {module_name}: {error}") from error
+        package = module_name.partition(".")[0]
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        hint = f"run this where {package} is, or install it" if missing else ""
+        raise Misconfigured(f"can't import {module_name}: {error}", hint=hint) from error
     found = getattr(module, name, None)
     if not isinstance(found, App):
         apps = [f"{module_name}:{key}" for key, v in vars(module).items() if isinstance(v, App)]

@@ -21,6 +21,7 @@ from penstock.cli.engine import EngineRef
 from penstock.cli.exits import ENDS, Exit
 from penstock.cli.formats import short_id, size
 from penstock.cli.groups import Commands, command
+from penstock.cli.live import saying_why
 from penstock.cli.options import PRIORITY, job_fields, options, started
 from penstock.cli.output import (
     Form,
@@ -178,7 +179,8 @@ async def run(
             print_done(json, record(handle.record), handle.job_id)
             return Exit.OK
         shown = OutputFollower(_write, () if json else ("stdout", "stderr"))
-        async with cancelling(handle.acancel) as interrupted:
+        why = saying_why(client.api, handle.job_id)
+        async with why, cancelling(handle.acancel) as interrupted:
             await shown.follow(handle.afollow())
         job = await handle.await_end()
         code = await _told(engine, client, job, output, json, shown)

@@ -17,6 +17,7 @@ from penstock.cli.job_list import ps
 from penstock.cli.job_result import artifacts, print_result, result, steps
 from penstock.cli.job_show import show
 from penstock.cli.job_watch import logs, watch
+from penstock.cli.live import saying_why
 from penstock.cli.options import (
     SHARED,
     job_fields,
@@ -108,7 +109,8 @@ async def submit(
         if not wait:
             print_done(json, record(handle.record), handle.job_id)
             return Exit.OK
-        async with cancelling(handle.acancel) as interrupted:
+        why = saying_why(client.api, handle.job_id)
+        async with why, cancelling(handle.acancel) as interrupted:
             job = await handle.await_end(wait_timeout)
         if interrupted:
             return Exit.INTERRUPTED

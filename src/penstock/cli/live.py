@@ -6,19 +6,24 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.cli.formats import span
-from penstock.cli.output import console, echo, echo_content, print_line
+from penstock.cli.output import console, echo, echo_content, print_line, warn
+from penstock.lifecycles.canonical import WAITING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import ProgressColumn
     from rich.text import Text
 
+    from penstock.ports.engine_api import EngineApi
+
 _PERIOD = 0.25
 """Seconds between two drawings."""
+_SOON = 3.0
+"""Seconds after which a job that has not started is worth a word."""
 
 
 async def redraw(look: Callable[[], Awaitable[RenderableType]], interval: float = _PERIOD) -> None:
@@ -29,6 +34,25 @@ async def redraw(look: Callable[[], Awaitable[RenderableType]], interval: float 
         while True:
             await asyncio.sleep(interval)
             live.update(await look(), refresh=True)
+
+
+@contextlib.asynccontextmanager
+async def saying_why(api: EngineApi, job_id: str) -> AsyncIterator[None]:
+    """While a job is waited for at a terminal: if it does not start soon, say once what it waits
+    for."""
+
+    async def say() -> None:
+        await asyncio.sleep(_SOON)
+        if (await api.get(job_id)).state in WAITING:
+            warn(f"job {job_id} waits: {await api.why(job_id)}")
+
+    saying = asyncio.create_task(say()) if sys.stderr.isatty() else None
+    try:
+        yield
+    finally:
+        if saying is not None:
+            saying.cancel()
+            await asyncio.gather(saying, return_exceptions=True)
 
 
 class Bar:

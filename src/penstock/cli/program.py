@@ -238,7 +238,8 @@ def _explain(error: Exception) -> int:
             return Exit.INTERRUPTED
         case click.UsageError():
             path = error.ctx.command_path if error.ctx else "penstock"
-            warn(error.format_message().rstrip("."), f"see '{path} --help'")
+            message = " ".join(error.format_message().split()).rstrip(".")
+            warn(message, f"see '{path} --help'")
             return Exit.USAGE
         case click.ClickException():
             warn(error.format_message())

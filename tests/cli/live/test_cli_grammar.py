@@ -15,6 +15,7 @@ from tests.support.cli.commands import Penstock, said
 from tests.support.rows import every
 from tests.support.waiting import eventually
 
+from penstock.cli.exits import Exit
 from penstock.cli.options import SIZE
 
 VERBS = {
@@ -216,3 +217,9 @@ def test_ctrl_c_leaves_a_job_alone_that_is_only_watched(running: Penstock) -> No
         watching.communicate(timeout=30)
     assert running.state(job_id) == "RUNNING"
     gate.touch()
+
+
+def test_a_pipeline_that_no_worker_serves_says_how_to_serve_one(running: Penstock) -> None:
+    told = running("pipeline", "start", "nope", "-d", code=Exit.NOT_FOUND).stderr
+    hint = "no worker serves a pipeline: start one with 'penstock up --app MODULE:APP'"
+    assert told == f"penstock: no pipeline 'nope'\n  {hint}\n"

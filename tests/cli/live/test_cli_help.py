@@ -164,3 +164,25 @@ def test_the_shell_completes_from_the_tables(words: str, expected: set[str]) -> 
         check=False,
     )
     assert {line.split(",")[1].lower() for line in done.stdout.split()} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (
+            ["key", "create", "k"],
+            "Missing option '--role'. Choose from: submit, operate, approve, admin",
+            "see 'penstock key create --help'",
+        ),
+        (
+            ["up", "--app", "nowhere.jobs:app"],
+            "can't import nowhere.jobs: No module named 'nowhere'",
+            "run this where nowhere is, or install it",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_what_to_do(
+    words: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == Exit.USAGE
+    assert capsys.readouterr().err == f"penstock: {message}\n  {hint}\n"

@@ -113,7 +113,9 @@ class RunReader:
     async def show(self, name: str) -> PipelineInfo:
         info = await self.info(name)
         if info is None:
-            raise NotFound(f"no pipeline {name!r}", hint=did_you_mean(name, self._known))
+            nobody = "no worker serves a pipeline: start one with 'penstock up --app MODULE:APP'"
+            hint = did_you_mean(name, self._known) or nobody
+            raise NotFound(f"no pipeline {name!r}", hint=hint)
         return info
 
     async def info(self, name: str) -> PipelineInfo | None:
