@@ -10,218 +10,176 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import report
 from harness import MODEL, Benchmark, Experiment, Figures, Measure, Run, call, versions
-from piped import ours
-from piped.plan import PLANS
+from piped.nodes import ONE_THREAD, empty_bytes, network
+from report import Goal, Results, by_figure, judged, look_up
+from report import page as paged
 
 NODES = (1, 2, 3)
 DELAY = 0.02
 """Seconds on each link, one way."""
+SIZES: dict[str, tuple[Any, Any, Any]] = {
+    # Of a whole, a quick and a tiny run; a tiny one only shows that it runs.
+    "tokens": (48, 32, 4),
+    # Prompt lengths for the time to the first token.
+    "first": ((32, 512), (32, 512), (8,)),
+    # Jobs at once, and the tokens of each.
+    "at_once": ((1, 4, 8, 16), (1, 4, 8, 16), (1, 2)),
+    "together": (24, 16, 3),
+    # Tokens of each answer over slow links.
+    "answer": (96, 96, 8),
+    # The best of so many.
+    "turns": (3, 2, 1),
+}
+SIDES = {
+    "plain": "transformers.generate, one process",
+    **{f"ours{n}": f"Penstock, {n} node{'s' * (n > 1)}" for n in NODES},
+    "limited2": "Penstock, 2 nodes with memory for little more than half of the layers",
+    **{f"peer{n}": f"Language Pipes, {n} node{'s' * (n > 1)}" for n in NODES},
+    **{
+        f"{how}{n}": f"{n} nodes, {title}"
+        for n in NODES[1:]
+        for how, title in (("steady", "a token a round trip"), ("speculating", "speculating"))
+    },
+}
+TITLES = {
+    "real": "SmolLM2-135M, real weights (30 layers, 576 wide)",
+    "plumbing": "random weights, 8 layers, 256 wide: nearly only plumbing",
+    "billion": "random weights, 8 of the 22 layers of a model of 1.1 billion weights (2048 wide)",
+    "halves": "random weights, all 22 layers of a model of 1.1 billion weights (2048 wide)",
+}
 
 
 def experiments(run: Run) -> Iterator[Experiment]:
     """Each side in processes of its own, one thread in each."""
-    options = run.options
+    options, plan = run.options, vars(run.plan(SIZES))
     if not options.model.exists():
         raise SystemExit(f"there is no model at {options.model}: 'make model' fetches it")
     run.facts["engine"] = ", ".join(versions("torch", "transformers"))
-    run.more["size"] = run.size
     if not options.peer:
         run.left_out("Language Pipes", "--peer PYTHON names an interpreter that has it")
     for name in options.only:
-        model = run.folder / name
+        model, kind = run.folder / name, name
         if name == "halves":
-            yield halves(run, model)
+            kind = "plumbing" if options.tiny else "whole_billion"
+        call("piped.asking:make_model", kind, options.model, model)
+        run.more.setdefault("base", empty_bytes(kind, model))
+        if name == "halves":
+            # A model of which no node can hold more than half and a layer, beside one that can;
+            # the rate of one job alone, as it is too large for the rest.
+            rate = {**plan, "first": (), "at_once": ()}
+            sides = {"ours1": ours(kind, model, 1, rate)}
+            sides["limited2"] = ours(kind, model, 2, rate, is_limited=True)
+            yield Experiment(name, sides)
             continue
-        asked_of("models:make", name, options.model, model)
-        run.more.setdefault("base", ours.base(name, model))
-        sides: dict[str, Measure] = {"plain": of("plain:measure", model, "float32", run.size)}
-        for nodes in NODES:
-            sides[f"ours{nodes}"] = of("ours:measure", name, model, nodes, run.size)
+        sides = {"plain": of("piped.asking:generate", model, plan)}
+        sides |= {f"ours{nodes}": ours(name, model, nodes, plan) for nodes in NODES}
         if options.peer and name != "billion":
             for nodes in NODES:
-                told = (options.peer, name, model, nodes, run.size)
-                sides[f"peer{nodes}"] = of("peer:measure", *told)
+                told = (options.peer, name, model, nodes, plan)
+                sides[f"peer{nodes}"] = of("piped.peer:measure", *told)
         yield Experiment(name, sides)
         if name == "real":
-            sides = {}
-            for nodes in NODES[1:]:
-                for how, speculation in (("plain", False), ("speculating", True)):
-                    told = (name, model, nodes, run.size, DELAY)
-                    sides[f"{how}{nodes}"] = of("ours:measure", *told, speculation=speculation)
-            yield Experiment("distant", sides, group="real")
+            links = {
+                f"{how}{nodes}": ours(
+                    name, model, nodes, plan, delay=DELAY, speculation=speculation
+                )
+                for nodes in NODES[1:]
+                for how, speculation in (("steady", False), ("speculating", True))
+            }
+            yield Experiment("distant", links, group="real")
 
 
-def halves(run: Run, model: Path) -> Experiment:
-    """A model of which no node can hold more than half and a layer, beside one node that can."""
-    name = "plumbing" if run.size == "tiny" else "whole_billion"
-    asked_of("models:make", name, run.options.model, model)
-    run.more.setdefault("base", ours.base(name, model))
-    how = f"{run.size} rate"
-    sides = {
-        "ours1": of("ours:measure", name, model, 1, how),
-        "limited2": of("ours:measure", name, model, 2, how, is_limited=True),
-    }
-    return Experiment("halves", sides)
+def ours(name: str, model: Path, nodes: int, plan: dict[str, Any], **options: Any) -> Measure:
+    return lambda _: network(name, model, nodes, plan, **options)
 
 
-def of(function: str, *arguments: Any, **named: Any) -> Measure:
-    return lambda _: asked_of(function, *arguments, **named)
+def of(function: str, *arguments: Any) -> Measure:
+    return lambda _: call(function, *arguments, environment=ONE_THREAD)
 
 
-def asked_of(function: str, *arguments: Any, **named: Any) -> Any:
-    return call(f"piped.{function}", *arguments, environment={"OMP_NUM_THREADS": "1"}, **named)
-
-
-# -- the page -----------------------------------------------------------------------
-
-SIDES = {
-    "plain": "transformers.generate, one process",
-    "ours1": "Penstock, 1 node",
-    "ours2": "Penstock, 2 nodes",
-    "ours3": "Penstock, 3 nodes",
-    "limited2": "Penstock, 2 nodes with memory for little more than half of the layers",
-    "peer1": "Language Pipes, 1 node",
-    "peer2": "Language Pipes, 2 nodes",
-    "peer3": "Language Pipes, 3 nodes",
-    "plain2": "2 nodes, a token a round trip",
-    "speculating2": "2 nodes, speculating",
-    "plain3": "3 nodes, a token a round trip",
-    "speculating3": "3 nodes, speculating",
-}
-KINDS = {"quoting": "repeats its prompt", "new": "does not"}
-COLUMNS = [(kind, what) for kind in KINDS for what in ("rate", "tokens_a_trip")]
-TITLES = {
-    "real": "SmolLM2-135M, real weights (30 layers, 576 wide)",
-    "plumbing": "Random weights, 8 layers, 256 wide: nearly only plumbing",
-    "billion": "Random weights, 8 of the 22 layers of a model of 1.1 billion weights (2048 wide)",
-    "halves": "Random weights, all 22 layers of a model of 1.1 billion weights (2048 wide)",
-}
-
-
-def figures_of(everything: dict[str, Any]) -> Figures:
-    """By model, side and figure."""
-    return {"base": everything["base"]} | {
-        f"{name}_{side}_{figure}": value
-        for name, by_side in everything["results"].items()
-        for side, figures in by_side.items()
-        for figure, value in figures.items()
-    }
+# -- the page -----------------------------------------------------------------------------
 
 
 def page(everything: dict[str, Any]) -> str:
-    f, plan = figures_of(everything), PLANS[everything["size"]]
+    results, plan = derived(everything["results"], everything.get("base", 0)), everything["plan"]
+    decode = {
+        "tokens/s": ("rate", "{:.1f}"),
+        "of generate's": ("rate/rate @plain", "{:.2f}x"),
+        "CPU ms a token": ("cpu_ms", "{:.1f}"),
+    }
+    for n in plan["first"]:
+        decode[f"first token of {n}, ms"] = (f"first_{n}_ms", "{:.0f}")
+        decode[f"its CPU ms ({n})"] = (f"first_{n}_cpu_ms", "{:.0f}")
+    decode["bytes a token and hop"] = ("bytes", "{:.0f}")
+    crowd = {f"{n} at once, tokens/s": (f"together_{n}", "{:.0f}") for n in plan["at_once"]}
+    distant = {
+        f"{title}: {head}": (f"{kind}_{figure}", "{:.1f}")
+        for kind, title in (("quoting", "repeats its prompt"), ("new", "does not"))
+        for figure, head in (("rate", "tokens/s"), ("tokens_a_trip", "tokens a trip"))
+    }
     parts = []
     for name, title in TITLES.items():
-        if f"{name}_plain_rate" not in f:
-            continue
-        parts += [f"{title}; greedy, one thread in each process, float32 (the peer: bfloat16):"]
-        sides = [side for side in SIDES if f"{name}_{side}_rate" in f]
-        parts += [decode_table(f, name, sides, plan.first)]
-        crowds = [n for n in plan.at_once if f"{name}_ours1_together_{n}" in f]
-        rows = [
-            [SIDES[side], *(f"{f[f'{name}_{side}_together_{n}']:.0f}" for n in crowds)]
-            for side in sides
-            if f"{name}_{side}_together_{crowds[0]}" in f
-        ]
-        heads = [f"{n} at once" for n in crowds]
-        parts += ["Tokens/s in all, so many jobs at once:", report.table(["", *heads], rows)]
+        rows = {shown: f"{name} @{side}" for side, shown in SIDES.items()}
+        parts += [by_figure(results, rows, decode, title), by_figure(results, rows, crowd, title)]
         if name == "real":
-            parts += distant(f)
-    if "halves_ours1_rate" in f:
-        rows = [
-            [SIDES[side], f"{f[f'halves_{side}_rate']:.2f}", f"{f[f'halves_{side}_cpu_ms']:.0f}"]
-            for side in ("ours1", "limited2")
-        ]
-        heads = ["", "tokens/s", "CPU ms a token"]
-        parts += [f"{TITLES['halves']}; greedy, one job:", report.table(heads, rows)]
-    return report.page(everything, goals(f, plan.first[-1]), *parts)
+            links = {shown: f"distant @{side}" for side, shown in SIDES.items()}
+            late = f"the same with {DELAY * 1000:.0f} ms of delay on each link, one way, one job"
+            parts.append(by_figure(results, links, distant, late))
+    titles = {side: title.partition(",")[0] for side, title in SIDES.items()}
+    to_reach = goals(results, plan, everything.get("base", 0))
+    return paged(everything, judged(to_reach, results, titles), *parts)
 
 
-def distant(f: Figures) -> list[str]:
-    rows = [
-        [SIDES[side], *(f"{f[f'distant_{side}_{kind}_{what}']:.1f}" for kind, what in COLUMNS)]
-        for side in SIDES
-        if f"distant_{side}_quoting_rate" in f
-    ]
-    if not rows:
-        return []
-    heads = [f"{KINDS[kind]}: {what.replace('_', ' ')}" for kind, what in COLUMNS]
-    title = f"The same with {DELAY * 1000:.0f} ms of delay on each link, one way, one job:"
-    return [title, report.table(["", *(head.replace("rate", "tokens/s") for head in heads)], rows)]
+def derived(results: Results, base: int) -> dict[str, dict[str, Figures]]:
+    """With what a hop costs beyond one node, and a node's memory beside its weights."""
+    found = {
+        name: {side: dict(figures) for side, figures in by.items()} for name, by in results.items()
+    }
+    for by_side in found.values():
+        for figures in by_side.values():
+            figures["bytes"] = figures.get("bytes") or None
+            if figures.get("weights_1"):  # a node that chooses its layers has none at first
+                figures["memory"] = (figures["resident_1"] - base) / figures["weights_1"]
+        if {"ours1", "ours3"} <= {*by_side}:
+            one, three = by_side["ours1"], by_side["ours3"]
+            three["hop_ms"] = (three["cpu_ms"] - one["cpu_ms"]) / three["hops"]
+    return found
 
 
-def decode_table(f: Figures, name: str, sides: list[str], first: tuple[int, ...]) -> str:
-    rows = []
-    for side in sides:
-        of = f"{name}_{side}"
-        firsts = (
-            f"{f[f'{of}_first_{n}_ms']:.0f} ({f[f'{of}_first_{n}_cpu_ms']:.0f})"
-            if f"{of}_first_{n}_ms" in f
-            else report.NONE
-            for n in first
-        )
-        bytes_sent = f.get(f"{of}_bytes", 0)
-        rows.append(
-            [
-                SIDES[side],
-                f"{f[f'{of}_rate']:.1f}",
-                f"{f[f'{of}_rate'] / f[f'{name}_plain_rate']:.2f}x",
-                f"{f[f'{of}_cpu_ms']:.1f}",
-                *firsts,
-                f"{bytes_sent:.0f}" if bytes_sent else report.NONE,
-            ]
-        )
-    heads = [f"first token of {n}, ms (CPU ms)" for n in first]
-    head = ["", "tokens/s", "of generate's", "CPU ms a token", *heads, "bytes a token and hop"]
-    return report.table(head, rows)
+def goals(results: Results, plan: dict[str, Any], base: int) -> Iterator[Goal]:
+    longest, generate, one = plan["first"][-1], "generate", "1 node"
 
+    def beside(work: str, figure: str, ours: str, other: str, peer: str = "", **goal: Any) -> Goal:
+        form = "{:.0f} ms" if figure.endswith("_ms") else "{:.1f}/s"
+        return Goal(work, f"{figure} @{ours}", f"{figure} @{other}", form=form, peer=peer, **goal)
 
-def goals(f: Figures, longest: int) -> report.Goals:
-    goals = report.Goals()
-    reach, below = goals.at_least, goals.at_most
-    if "real_plain_rate" in f:
-        one, three = f["real_ours1_rate"], f["real_ours3_rate"]
-        reach("1 node: 1.05 times generate's tokens/s", one / f["real_plain_rate"], 1.05)
-        reach("3 nodes: 0.95 of our 1 node, real weights", three / one, 0.95)
-        cpu = f[f"real_ours3_first_{longest}_cpu_ms"] / f[f"real_plain_first_{longest}_cpu_ms"]
-        below(f"{longest} prompt tokens: 1.3 times generate's CPU (3 nodes)", cpu, 1.3)
-        if "real_ours1_together_8" in f:
-            for side in ("ours1", "ours3"):
-                gain = f[f"real_{side}_together_8"] / f[f"real_{side}_together_1"]
-                reach(f"8 jobs at once: 4 times the tokens/s of one ({SIDES[side]})", gain, 4.0)
-        size = f["real_ours3_resident_0"] - f["base"]
-        share = size / f["real_ours3_weights_0"]
-        below(f"memory of a node above {f['base'] >> 20} MiB: 1.15 of its weights", share, 1.15)
-    if "plumbing_plain_rate" in f:
-        one, three = f["plumbing_ours1_rate"], f["plumbing_ours3_rate"]
-        reach("3 nodes: 0.75 of our 1 node, plumbing alone", three / one, 0.75)
-        beyond = f["plumbing_ours3_cpu_ms"] - f["plumbing_ours1_cpu_ms"]
-        below("a hop: 0.5 ms of CPU", beyond / f["plumbing_ours3_hops"], 0.5, "{:.2f} ms")
-    if "billion_plain_rate" in f:
-        ratio = f["billion_ours1_rate"] / f["billion_plain_rate"]
-        reach("1 node: 1.05 times generate's tokens/s, layers of 1.1 billion", ratio, 1.05)
-    if "halves_ours1_rate" in f:
-        ratio = f["halves_limited2_rate"] / f["halves_ours1_rate"]
-        reach("2 nodes that can't hold the model alone: 0.9 of one node that can", ratio, 0.9)
-    for nodes in NODES[1:]:
-        if f"distant_plain{nodes}_quoting_rate" in f:
-            plain = f[f"distant_plain{nodes}_quoting_rate"]
-            ratio = f[f"distant_speculating{nodes}_quoting_rate"] / plain
-            reach(f"slow links: 1.8 times the tokens/s by speculation, {nodes} nodes", ratio, 1.8)
-    for nodes in NODES:
-        ours, peer = f"real_ours{nodes}", f"real_peer{nodes}"
-        if f"{peer}_rate" in f:
-            ratio = f[f"{ours}_rate"] / f[f"{peer}_rate"]
-            reach(f"1.5 times the peer's tokens/s, {nodes} nodes", ratio, 1.5)
-        if f"{peer}_first_{longest}_ms" in f:
-            ratio = f[f"{peer}_first_{longest}_ms"] / f[f"{ours}_first_{longest}_ms"]
-            reach(f"first token of {longest} 2.5 times as soon as its, {nodes} nodes", ratio, 2.5)
-        if f"{peer}_together_8" in f:
-            ratio = f[f"{ours}_together_8"] / f[f"{peer}_together_8"]
-            reach(f"4 times its tokens/s with 8 streams, {nodes} nodes", ratio, 4.0)
-    return goals
+    yield beside("1 node", "real rate", "ours1", "plain", generate, least=1.05)
+    yield beside("3 nodes, real weights", "real rate", "ours3", "ours1", one, least=0.95)
+    work, cpu = f"CPU of {longest} prompt tokens, 3 nodes", f"real first_{longest}_cpu_ms"
+    yield beside(work, cpu, "ours3", "plain", generate, most=1.3)
+    for side in ("ours1", "ours3"):
+        work, crowd = f"8 jobs at once, {SIDES[side]}", f"real together_8 @{side}"
+        single = f"real together_1 @{side}"
+        yield Goal(work, crowd, single, least=4, form="{:.1f}/s", peer="one job")
+    work = f"memory of a node above {base >> 20} MiB, of its weights"
+    yield Goal(work, "real memory @ours3", most=1.15, form="{:.2f}x")
+    yield beside("3 nodes, plumbing alone", "plumbing rate", "ours3", "ours1", one, least=0.75)
+    yield Goal("a hop: CPU", "plumbing hop_ms @ours3", most=0.5, form="{:.2f} ms")
+    work = "1 node, layers of 1.1 billion"
+    yield beside(work, "billion rate", "ours1", "plain", generate, least=1.05)
+    work, peer = "2 nodes that can't hold the model alone", "one node that can"
+    yield beside(work, "halves rate", "limited2", "ours1", peer, least=0.9)
+    for n in NODES[1:]:
+        work, sides = f"slow links: speculation, {n} nodes", (f"speculating{n}", f"steady{n}")
+        yield beside(work, "distant quoting_rate", *sides, "a token a round trip", least=1.8)
+    for n in NODES:
+        mine, theirs = f"ours{n}", f"peer{n}"
+        if look_up(results, f"real rate @{theirs}") is not None:
+            yield beside(f"tokens/s, nodes: {n}", "real rate", mine, theirs, least=1.5)
+            work, soon = f"first token of {longest}, nodes: {n}", f"real first_{longest}_ms"
+            yield beside(work, soon, mine, theirs, most=1 / 2.5)
+            yield beside(f"8 streams, nodes: {n}", "real together_8", mine, theirs, least=4)
 
 
 BENCHMARK = Benchmark(
