@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         UnreadablePointer,
         Unstorable,
         WaitTimedOut,
+        WrongShard,
     )
     from penstock.core.job import (
         Cancelled,
@@ -163,6 +164,7 @@ _HOMES = {
     "UnreadablePointer": "penstock.core.errors",
     "Unstorable": "penstock.core.errors",
     "WaitTimedOut": "penstock.core.errors",
+    "WrongShard": "penstock.core.errors",
     "Cancelled": "penstock.core.job",
     "Job": "penstock.core.job",
     "JobRequest": "penstock.core.job",
@@ -325,6 +327,7 @@ __all__ = [
     "WaitTimedOut",
     "Work",
     "WorkerView",
+    "WrongShard",
     "__version__",
     "aask",
     "afirst_completed",

@@ -28,6 +28,7 @@ from penstock.core.errors import (
     TooMany,
     Unavailable,
     WaitTimedOut,
+    WrongShard,
 )
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 STATUS: dict[type[PenstockError], int] = {
     InvalidRequest: 422,
     TooLarge: 413,
+    WrongShard: 421,
     Conflict: 409,
     NotFound: 404,
     IllegalMove: 409,

@@ -11,7 +11,12 @@ from typing import Any
 
 import apsw
 
-from penstock.adapters.postgres.admin import database_status, fill_database, migrate_database
+from penstock.adapters.postgres.admin import (
+    database_status,
+    fill_database,
+    migrate_database,
+    shard_count,
+)
 from penstock.adapters.postgres.store import audit_row
 from penstock.adapters.sqlite.database import WriterLock, one_state, storage_errors
 from penstock.adapters.sqlite.schema import open_reader, open_writer
@@ -20,7 +25,7 @@ from penstock.core.errors import NotFound
 from penstock.ports import rows
 from penstock.ports.store import AuditEntry, Durability
 
-__all__ = ["copy_to_postgres", "database_status", "migrate_database"]
+__all__ = ["copy_to_postgres", "database_status", "migrate_database", "shard_count"]
 
 _JOB = (
     *("seq", "job_id", "tenant", "topic", "state", "accepted_at", "page", "request"),

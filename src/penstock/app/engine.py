@@ -30,6 +30,7 @@ from penstock.app.remote import Keys, Remote
 from penstock.config import Settings
 from penstock.control.engine_api import EngineAuthenticator, LocalEngineApi, load_paused_pools
 from penstock.control.guard import digest_of
+from penstock.control.home import HomeFacts
 from penstock.control.ledger import Ledger
 from penstock.control.limits import load_limits
 from penstock.control.policy import Rulebook
@@ -39,11 +40,12 @@ from penstock.core.errors import Misconfigured, NotOwner, StoreFailed, Unavailab
 from penstock.core.job import IdSource, Job
 from penstock.core.journal import Stride
 from penstock.ports.address import parse_address
+from penstock.core.shards import Shard
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.executor import Environment, Executor, is_needed
 from penstock.ports.shared_state import SharedState
-from penstock.ports.store import Durability
+from penstock.ports.store import Backend, Durability
 from penstock.worker.worker import Worker, WorkerOptions
 from penstock.workloads.llm.batches import TOPIC as BATCH_TOPIC
 
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.api.about import Health
     from penstock.api.options import HttpOptions
     from penstock.api.server import HttpServer
+    from penstock.app.front_door import OwnerUrl
     from penstock.app.nats import CapPlane
 
 log = logging.getLogger(__name__)
@@ -84,10 +87,18 @@ class Engine:
         lock: WriterLock | None = None,
         patience: float | None = None,
         sockets: Mapping[str, socket.socket] | None = None,
+        shard: Shard | None = None,
+        home: str = "",
+        owner_url: OwnerUrl | None = None,
     ) -> None:
         """`lock`: the data folder's lock, if the caller has taken it already. `patience`: seconds
         to wait while another engine owns the same database. `sockets`: those to listen with, by
-        address, and those for TLS and HTTP as `tls` and `http`; others are bound by the engine."""
+        address, and those for TLS and HTTP as `tls` and `http`; others are bound by the engine.
+        `shard`: the part of the database that is its own; `home`: the URL of shard 0's, if that
+        is another one; `owner_url` finds the owners of other shards."""
+        self._owner_url = owner_url
+        self.shard, self._home_url = shard or Shard(), home
+        self._home: Backend | None = None
         self.settings = settings
         self._sockets = sockets or {}
         self._patience = patience
@@ -137,8 +148,10 @@ class Engine:
         rulebook = Rulebook(SafetyKernel(), settings.rules, self._clock)
         rulebook.load()
         token = make_token(settings.token_file)
-        backend = open_backend(settings, self._lock, patience=self._patience)
-        self.store = Ledger(backend, monotonic=self._clock.monotonic)
+        shard = self.shard
+        backend = open_backend(settings, self._lock, patience=self._patience, shard=shard)
+        home = self._open_home() if self._home_url else None
+        self.store = Ledger(backend, monotonic=self._clock.monotonic, shard=shard, home=home)
         self.store.listeners.on_failure = partial(self._fail, "a listener of the store")
         try:
             await self.store.open()
@@ -158,6 +171,7 @@ class Engine:
                 token,
                 self._executors,
                 blobs,
+                self._home_url,
             )
             self.parts = parts
             self.bus, self.blobs, self.open_jobs = parts.bus, parts.blobs, parts.open_jobs
@@ -183,6 +197,12 @@ class Engine:
             await self.stop()
             raise
         log.info("engine started at %s", settings.data_dir)
+
+    def _open_home(self) -> HomeFacts:
+        from penstock.adapters.postgres.store import PostgresBackend
+
+        self._home = PostgresBackend(self._home_url, readers=1)
+        return HomeFacts(self._home.facts)
 
     async def _restore(self) -> None:
         """Take up what an earlier engine left; its own workers are gone with it."""
@@ -330,12 +350,11 @@ class Engine:
         self._services.append(self._supervise("CAP", self.cap.bridge.run()))
 
     async def _start_http(self) -> None:
-        from penstock.api.server import AddressTaken, HttpServer
+        from penstock.api.server import AddressTaken
 
-        authenticator = EngineAuthenticator(self.parts.keys, self.api)
         options = http_options(self.settings)
         while not self.url:
-            self._http = HttpServer(authenticator, options, clock=self._clock, health=self._health)
+            self._http = self._http_server(options)
             try:
                 self.url = await self._http.start(self._sockets.get("http"))
             except AddressTaken:
@@ -345,6 +364,16 @@ class Engine:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host.strip("[]"))
         url = self.url if host is None else f"{options.scheme}://{host}:{self.url.rsplit(':')[-1]}"
         self.parts.keys.sessions.url = url
+
+    def _http_server(self, options: HttpOptions) -> HttpServer:
+        from penstock.api.server import HttpServer
+        from penstock.app.front_door import ForwardingServer
+
+        keys, clock, health = self.parts.keys, self._clock, self._health
+        sign_ins, owner_url = EngineAuthenticator(keys, self.api), self._owner_url
+        if owner_url is None or options.certfile:
+            return HttpServer(sign_ins, options, clock=clock, health=health)
+        return ForwardingServer(sign_ins, options, keys, owner_url, clock=clock, health=health)
 
     def _join_engines(self, token: str) -> None:
         """Be found by other engines of the same database, and accept their tokens."""
@@ -418,6 +447,8 @@ class Engine:
             closing.callback(abandon, self._executors)  # after the store: nothing is recorded
             closing.callback(self._close_waiting)
             closing.push_async_callback(self.store.close)
+            if self._home is not None:
+                closing.push_async_callback(self._home.close)
             if self.nats_server is not None:
                 closing.push_async_callback(self.nats_server.stop)
             if hasattr(self, "parts"):

@@ -28,7 +28,9 @@ from penstock.app.parts import open_blobs
 from penstock.config import Settings
 from penstock.control.follower import Follower, FollowingEngineApi
 from penstock.control.guard import KeyRegistry
-from penstock.core.errors import NotAuthenticated, PenstockError
+from penstock.control.home import HomeFacts
+from penstock.core.errors import NotAuthenticated, PenstockError, WrongShard
+from penstock.core.shards import Shard
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.engine_api import OWNER, Authenticator, Caller, EngineApi, Session, SignedIn
 
@@ -56,25 +58,36 @@ _MOST_CALLERS = 1000
 class Reader:
     """Authenticates callers, and reads for them. See `penstock.ports.engine_api.Authenticator`."""
 
-    def __init__(self, settings: Settings, token: str, opens: Callable[[str], bool]) -> None:
-        """`opens` tells whether a digest is of the token of another engine of the database."""
+    def __init__(
+        self, settings: Settings, token: str, opens: Callable[[str], bool], shard: Shard, home: str
+    ) -> None:
+        """`opens` tells whether a digest is of the token of another engine of the database. `home`
+        is the URL of shard 0's database, if that is another one."""
         self._clock: Clock = SystemClock()
-        self._store = Follower(PostgresBackend(settings.store))
+        self._home = PostgresBackend(home, readers=1) if home else None
+        self._store = Follower(
+            PostgresBackend(settings.store),
+            shard=shard,
+            home=None if self._home is None else HomeFacts(self._home.facts),
+        )
         self._blobs = open_blobs(settings)
-        self._keys = KeyRegistry(self._store, self._clock, token)
-        self._keys.opens = opens
+        self.shard = shard.number
+        self.keys = KeyRegistry(self._store, self._clock, token)
+        self.keys.opens = opens
         self._sessions: dict[Caller, Session] = {}
         self._reads: dict[Caller, Reads] = {}
 
     async def renew(self) -> None:
         """Learn of new and revoked keys. Raises StoreFailed."""
-        await self._keys.load_keys()
+        await self.keys.load_keys()
 
     async def close(self) -> None:
         await self._store.close()
+        if self._home is not None:
+            await self._home.close()
 
     def authenticate(self, token: str) -> Session:
-        return self._session(self._keys.authenticate(token))
+        return self._session(self.keys.authenticate(token))
 
     def _session(self, caller: Caller) -> Session:
         if (known := self._sessions.get(caller)) is not None:
@@ -83,7 +96,7 @@ class Reader:
             self._sessions.clear()
             self._reads.clear()
         api: Any = FollowingEngineApi(self._store, self._blobs, caller, self._clock)
-        made = Session(caller, cast(EngineApi, api), None, lambda: self._keys.is_current(caller))
+        made = Session(caller, cast(EngineApi, api), None, lambda: self.keys.is_current(caller))
         self._sessions[caller], self._reads[caller] = made, api_methods(api)
         return made
 
@@ -99,28 +112,32 @@ class Reader:
     def reads_of(self, token: str, *, is_private: bool) -> Reads | None:
         """What a caller can read over a link; on a private socket, nobody needs a token."""
         try:
-            caller = OWNER if is_private and not token else self._keys.authenticate(token)
-        except NotAuthenticated:
+            caller = OWNER if is_private and not token else self.keys.authenticate(token)
+        except (NotAuthenticated, WrongShard):
             return None
         self._session(caller)
         return self._reads[caller]
 
 
-class FrontDoor(HttpServer):
-    """Answers reads, and forwards all other requests to the owner."""
+OwnerUrl = Callable[[int], Awaitable[str]]
+"""Waits for the URL of the owner of a shard. Raises TimeoutError."""
+
+
+class ForwardingServer(HttpServer):
+    """Forwards requests of a tenant of another shard to the owner of that."""
 
     def __init__(
         self,
-        reader: Reader,
+        sign_ins: Authenticator,
         options: HttpOptions,
-        owner: Callable[[], Awaitable[str]],
+        keys: KeyRegistry,
+        owner_url: OwnerUrl,
+        *,
         health: Callable[[], Health],
+        clock: Clock,
     ) -> None:
-        """`owner` waits for the URL of the owner. Raises TimeoutError."""
-        sign_ins: Authenticator = reader
-        super().__init__(sign_ins, options, clock=SystemClock(), health=health)
-        self._reader, self._owner = reader, owner
-        self._router = Router(OPERATIONS)
+        super().__init__(sign_ins, options, clock=clock, health=health)
+        self._keys, self._owner_url = keys, owner_url
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -133,30 +150,31 @@ class FrontDoor(HttpServer):
             await self._session.close()
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_read(scope):
-            await self._forward(scope, receive, send)
-        else:
+        shard = self._answered_by(scope) if scope["type"] == "http" else None
+        if shard is None:
             await self.application(scope, receive, send)
+        else:
+            await self._forward(scope, receive, send, shard)
 
-    def _is_read(self, scope: Mapping[str, Any]) -> bool:
+    def _answered_by(self, scope: Mapping[str, Any]) -> int | None:
+        """The shard whose owner answers a request; None answers it here."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if scope["method"] not in ("GET", "HEAD") or b"cookie" in headers:
-            return False
         try:
-            operation, _ = self._router.find(scope["method"], scope["raw_path"].decode("ascii"))
-            if operation.id not in _READS or b"why=" in scope["query_string"]:
-                return False
-            if operation.path.startswith("/v1/"):
-                self._reader.authenticate(token_in(headers))
+            if b"cookie" not in headers:
+                self._keys.authenticate(token_in(headers))
+        except WrongShard as error:
+            return error.shard
         except PenstockError:
-            return False
-        return True
+            pass
+        return None
 
     # -- forwarding ---------------------------------------------------------------
 
-    async def _forward(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def _forward(
+        self, scope: dict[str, Any], receive: Receive, send: Send, shard: int
+    ) -> None:
         sent = asyncio.Event()
-        work = asyncio.ensure_future(self._exchange(scope, receive, send, sent))
+        work = asyncio.ensure_future(self._exchange(scope, receive, send, shard, sent))
         watch = asyncio.ensure_future(_disconnected(receive, sent))
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -168,7 +186,7 @@ class FrontDoor(HttpServer):
                 abort(scope)  # the owner was lost or replaced, or the client has gone
 
     async def _exchange(
-        self, scope: dict[str, Any], receive: Receive, send: Send, sent: asyncio.Event
+        self, scope: dict[str, Any], receive: Receive, send: Send, shard: int, sent: asyncio.Event
     ) -> None:
         session = self._opened()
         query = scope["query_string"].decode("latin-1")
@@ -183,7 +201,7 @@ class FrontDoor(HttpServer):
         if not has_body:
             sent.set()
         while True:
-            url = URL(await self._owner() + path, encoded=True)
+            url = URL(await self._owner_url(shard) + path, encoded=True)
             body = _body(receive, sent) if has_body else None
             try:
                 request = session.request(
@@ -210,6 +228,42 @@ class FrontDoor(HttpServer):
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT),
             )
         return self._session
+
+
+class FrontDoor(ForwardingServer):
+    """Answers reads, and forwards all other requests to the owner."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        options: HttpOptions,
+        owner_url: OwnerUrl,
+        health: Callable[[], Health],
+    ) -> None:
+        sign_ins: Authenticator = reader
+        super().__init__(
+            sign_ins, options, reader.keys, owner_url, health=health, clock=SystemClock()
+        )
+        self._reader = reader
+        self._router = Router(OPERATIONS)
+
+    def _answered_by(self, scope: Mapping[str, Any]) -> int | None:
+        other = super()._answered_by(scope)
+        return self._reader.shard if other is None and not self._is_read(scope) else other
+
+    def _is_read(self, scope: Mapping[str, Any]) -> bool:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if scope["method"] not in ("GET", "HEAD") or b"cookie" in headers:
+            return False
+        try:
+            operation, _ = self._router.find(scope["method"], scope["raw_path"].decode("ascii"))
+            if operation.id not in _READS or b"why=" in scope["query_string"]:
+                return False
+            if operation.path.startswith("/v1/"):
+                self._reader.authenticate(token_in(headers))
+        except PenstockError:
+            return False
+        return True
 
 
 async def _body(receive: Receive, sent: asyncio.Event) -> AsyncIterator[bytes]:

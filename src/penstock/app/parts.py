@@ -24,6 +24,7 @@ from penstock.control.engine_api import Services
 from penstock.control.feed import Feed, JournalHub
 from penstock.control.gateway import Gateway
 from penstock.control.guard import KeyRegistry
+from penstock.control.home import HomeFollower
 from penstock.control.inbox import InboxService
 from penstock.control.ledger import Ledger
 from penstock.control.open_jobs import OpenJobs
@@ -37,6 +38,7 @@ from penstock.control.stream import EventStream
 from penstock.control.workers import Pool, Roster
 from penstock.core.errors import Misconfigured
 from penstock.core.job import IdSource, Job, Timeouts
+from penstock.core.shards import Shard
 from penstock.ports.blobs import Blobs
 from penstock.ports.bus import MemoryBus
 from penstock.ports.clock import Clock
@@ -86,8 +88,10 @@ def assemble(
     token: str,
     executors: Sequence[Executor],
     blobs: Blobs,
+    home: str,
 ) -> Parts:
-    """Make them, and let them hear of every commit. Nothing runs yet."""
+    """Make them, and let them hear of every commit. Nothing runs yet. `home`: the database of
+    shard 0, if that is another one."""
     ids = IdSource()
     kernel, timeouts = rulebook.kernel, timeouts_of(settings)
     bus = MemoryBus()
@@ -96,6 +100,7 @@ def assemble(
         for name, pool in settings.pools.items()
     }
     open_jobs = OpenJobs(Roster(pools), clock.now)
+    open_jobs.limiter.shards = store.shard.count
     feed, hub = Feed(store, open_jobs.held.__contains__), JournalHub(store, clock)
     statistics = Statistics(store, clock)
     for listener in (open_jobs.observe, feed.hear, hub.hear, statistics.hear):
@@ -166,7 +171,7 @@ def assemble(
     if settings.store:
         from penstock.adapters.postgres.inbox import PostgresInbox
 
-        taken = PostgresInbox(settings.store)
+        taken = PostgresInbox(home or settings.store, store.shard)
         inbox = {"inbox": InboxService(taken, gateway, blobs, clock)}
     traces: dict[str, Service] = {}
     if endpoint := settings.telemetry.otlp_endpoint:
@@ -174,6 +179,10 @@ def assemble(
         store.listen(exporter.hear)
         traces = {"traces": exporter}
     keys, credentials = KeyRegistry(store, clock, token), CredentialRegistry(store, clock)
+    home_follower: dict[str, Service] = {}
+    if home:
+        follows = HomeFollower(store.home, keys, credentials, open_jobs, scheduler.nudge, clock)
+        home_follower = {"home": follows}
     return Parts(
         store=store,
         blobs=blobs,
@@ -209,6 +218,7 @@ def assemble(
             "statistics": statistics,
             **inbox,
             **traces,
+            **home_follower,
         },
         restores=(
             keys.load,
@@ -227,6 +237,7 @@ def open_backend(
     *,
     own: bool = True,
     patience: float | None = None,
+    shard: Shard | None = None,
 ) -> Backend:
     """Where the jobs of these settings are kept. `lock` is the data directory's, if it is held;
     `patience` the seconds to wait for another engine of the same database to end."""
@@ -241,6 +252,7 @@ def open_backend(
             # Socket, token and start logs are in the data directory, which one engine may use.
             instance=_instance(settings.data_dir),
             lock=lock or (WriterLock(settings.lock_file) if own else None),
+            shard=shard,
         )
     if settings.durability is Durability.MEMORY:
         return MemoryBackend()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.client import Link
@@ -33,8 +36,12 @@ from penstock.ports.tls import (
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 ENGINE = "penstock engine"
 """The name of the authority that an engine makes, and of its certificate."""
+_KNOWN = 1.0
+"""Seconds after which all shards know a worker that has joined."""
 _AUTHORITY = "authority"
 """The file with the key of the engine's authority; its certificate is in the one with `.pem`."""
 
@@ -167,13 +174,33 @@ def default_worker_id() -> str:
     return name
 
 
+class HomeLink:
+    """Calls shard 0, over a connection for each call: for what only shard 0 can do."""
+
+    def __init__(self, address: Address, security: Security) -> None:
+        self._address, self._security = address, security
+
+    async def call(self, method: str, decode: Callable[[bytes], T], params: Mapping[str, Any]) -> T:
+        link = Link(self._address, security=self._security)
+        try:
+            await link.connect()
+            return await link.call(method, decode, params)
+        finally:
+            await link.close()
+
+
 class RemoteWorker:
     """How a worker process gets to an engine on another machine."""
 
     def __init__(
-        self, connect: str | None, settings: Settings, worker_id: str, join: str | None
+        self,
+        connect: str | None,
+        settings: Settings,
+        worker_id: str,
+        join: str | None,
+        shard: int = 0,
     ) -> None:
-        """Raises Misconfigured, AlreadyRunning."""
+        """It joins shard 0, and works for any. Raises Misconfigured, AlreadyRunning."""
         self._token = JoinToken.parse(join) if join else None
         named = connect or (self._token.address if self._token else "")
         if not named:
@@ -181,12 +208,13 @@ class RemoteWorker:
                 "the join token does not say where the engine is",
                 hint="add --connect penstock://HOST:7480",
             )
-        self.address = Address.parse(named)
-        if not self.address.tls:
+        self._home = Address.parse(named)
+        if not self._home.tls:
             raise Misconfigured(
-                f"{self.address} has no TLS, so there is nothing to join",
+                f"{self._home} has no TLS, so there is nothing to join",
                 hint="connect to penstock://HOST:7480",
             )
+        self.address = replace(self._home, port=self._home.port + shard)
         self._settings, self.worker_id = settings, worker_id
         self.identity: WorkerIdentity | None = None
         """None if it has a certificate of the user's own."""
@@ -194,13 +222,13 @@ class RemoteWorker:
         if settings.link.certificate is not None:
             self.worker_id = worker_id or name_in(settings.link.certificate)
         else:
-            self.worker_id = worker_id or default_worker_id()
+            self.worker_id = worker_id or default_worker_id() + (f"-{shard}" if shard else "")
             folder = settings.link_dir / "workers" / self.worker_id
             self.identity = WorkerIdentity(folder, self.worker_id)
             if self._token is None and not self.identity.has_joined:
                 self.identity.close()
                 raise Misconfigured(
-                    f"the worker {self.worker_id} has not joined {self.address} yet",
+                    f"the worker {self.worker_id} has not joined {self._home} yet",
                     hint="'penstock worker token create', run where the engine is, makes a token: "
                     "add --join TOKEN",
                 )
@@ -215,9 +243,15 @@ class RemoteWorker:
         if self.identity is None:
             return Security(_context_of(self._settings))
         if self._token is not None and not self.identity.belongs_to(self._token):
-            await self.identity.join(self.address, self._token)
-            log.info("joined %s as worker %s", self.address, self.worker_id)
+            await self.identity.join(self._home, self._token)
+            log.info("joined %s as worker %s", self._home, self.worker_id)
+            if self.address != self._home:
+                await asyncio.sleep(_KNOWN)
         return self.identity.security()
+
+    def renewing_link(self, link: Link, security: Security) -> Link | HomeLink:
+        """What the certificate is renewed over."""
+        return link if self.address == self._home else HomeLink(self._home, security)
 
     async def probe(self) -> None:
         """Join if need be, and connect once. Raises NotRunning while there is no engine."""

@@ -31,12 +31,13 @@ from penstock.adapters.sqlite.database import WriterLock
 from penstock.api.about import Health
 from penstock.api.server import AddressTaken, bind
 from penstock.app.engine import http_options, make_private
-from penstock.app.front_door import FrontDoor, Reader
+from penstock.app.front_door import FrontDoor, OwnerUrl, Reader
 from penstock.config import Settings
 from penstock.control.follower import OwnerNeeded
 from penstock.control.guard import digest_of
 from penstock.core.errors import Misconfigured, StoreFailed
 from penstock.ports.address import parse_address
+from penstock.core.shards import Shard
 from penstock.ports.process import bind_unix
 
 log = logging.getLogger(__name__)
@@ -88,14 +89,26 @@ class StandBy:
     It keeps its sockets when its engine owns the database: a connection that comes meanwhile waits.
     """
 
-    def __init__(self, settings: Settings, *, any_port: bool = False) -> None:
-        self._settings, self._any_port = settings, any_port
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        any_port: bool = False,
+        shard: Shard | None = None,
+        home: str = "",
+        may_own: Callable[[], bool] = lambda: True,
+        owner_url: OwnerUrl | None = None,
+    ) -> None:
+        """`shard` and `home` as for an Engine. `may_own`: whether this process is to own it, if
+        nobody does. `owner_url` finds the owners of other shards."""
+        self._owner_url_of = owner_url
+        self._settings, self._any_port, self._may_own = settings, any_port, may_own
         token = settings.token_file.read_text().strip()
         holder = STANDBY + secrets.token_hex(8)
         entry = entry_of(holder, links=[], http="", token=digest_of(token))
         self.engines = Engines(settings.store, entry)
         self.engines.on_look = self._compare
-        self._reader = Reader(settings, token, self.engines.opens)
+        self._reader = Reader(settings, token, self.engines.opens, shard or Shard(), home)
         self.http = ""
         self._sockets: dict[str, socket.socket] = {}
         self._servers: list[asyncio.Server] = []
@@ -138,12 +151,15 @@ class StandBy:
         return {name: bound.dup() for name, bound in self._sockets.items()}
 
     async def run(self) -> None:
-        """Pass connections on until nobody owns the database. Raises AlreadyRunning."""
+        """Pass connections on until nobody owns the database, and this process may.
+
+        Raises AlreadyRunning.
+        """
         lock = WriterLock(self._settings.lock_file)
         try:
             await self._listen()
             self._look()
-            while not self.engines.is_free:
+            while not (self.engines.is_free and self._may_own()):
                 await self.engines.looked.wait()
                 with contextlib.suppress(StoreFailed):  # then there is nothing to read, either
                     await self._reader.renew()
@@ -178,7 +194,7 @@ class StandBy:
 
     async def _open_front_door(self, bound: socket.socket) -> None:
         options = http_options(self._settings)
-        front_door = FrontDoor(self._reader, options, self._owner_url, self._health)
+        front_door = FrontDoor(self._reader, options, self._route, self._health)
         await front_door.start(bound)
         self._front_door = front_door
 
@@ -282,7 +298,12 @@ class StandBy:
         self._passing[task] = owner.holder
         return owner
 
-    async def _owner_url(self) -> str:
+    async def _route(self, shard: int) -> str:
+        if shard == self._reader.shard or self._owner_url_of is None:
+            return await self.owner_url()
+        return await self._owner_url_of(shard)
+
+    async def owner_url(self) -> str:
         """For a request over HTTP, which ends with its task."""
         task = _this_task()
         task.add_done_callback(lambda task: self._passing.pop(task, None))

@@ -35,6 +35,7 @@ from penstock.app.engine import Drain, Engine, abandon
 from penstock.app.nats import NatsWorker
 from penstock.app.portal import Portal
 from penstock.app.remote import RemoteWorker, is_remote
+from penstock.app.shards import address_of, bus_prefix, folder_of
 from penstock.config import Settings
 from penstock.core.errors import Misconfigured, NotRunning, PenstockError
 from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
@@ -213,11 +214,13 @@ class WorkerProcess:
                     )
 
     async def _keep(self, link: Link, security: Security | None) -> None:
-        identity = None if self._remote is None else self._remote.identity
-        if identity is None or security is None:
+        remote = self._remote
+        identity = None if remote is None else remote.identity
+        if remote is None or identity is None or security is None:
             await link.keep()
             return
-        renewing = asyncio.create_task(identity.keep_valid(link, security))
+        renewing_link = remote.renewing_link(link, security)
+        renewing = asyncio.create_task(identity.keep_valid(renewing_link, security))
         try:
             await link.keep()
         finally:
@@ -245,18 +248,24 @@ def worker_process(
     by_bus: bool,
     join: str | None,
     worker_id: str,
+    shard: int = 0,
     **options: Any,
 ) -> tuple[WorkerProcess, Probe]:
     """A worker of the engine that is meant, and what looks whether that is there: on this machine,
     on another one (`join` is a token to join it), or behind the NATS server of the settings."""
     if by_bus:
+        settings = settings.changed(bus__prefix=bus_prefix(settings, shard))
         nats = NatsWorker(settings, worker_id, token)
         how = {"token": nats.token, "worker_id": worker_id, "nats": nats, **options}
         return WorkerProcess(app, nats.address, settings, **how), nats.probe
     if join or is_remote(where):
-        remote = RemoteWorker(where, settings, worker_id, join)
+        remote = RemoteWorker(where, settings, worker_id, join, shard)
         how = {"worker_id": remote.worker_id, "remote": remote, **options}
         return WorkerProcess(app, remote.address, settings, **how), remote.probe
+    if where:
+        where = address_of(where, shard)
+    else:
+        data = str(folder_of(settings.data_dir, shard))
     address, secret = engine_address(where, data, token)
     how = {"token": secret, "worker_id": worker_id, **options}
     return WorkerProcess(app, address, settings, **how), partial(reach, where, data, token)

@@ -6,7 +6,7 @@ import time
 from copy import copy as shallow
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +29,9 @@ from penstock.cli.output import (
 )
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.store import AuditEntry, AuditQuery, Verified
+
+if TYPE_CHECKING:
+    from penstock.adapters.postgres.admin import ShardStatus
 
 _FOLDER = click.Path(path_type=Path)
 _SHOWN = 50
@@ -179,6 +182,7 @@ async def status(engine: EngineRef, url: str | None, json: bool) -> None:
             ("stand by", ", ".join(found.standbys) or "none"),
             ("jobs", f"{found.open_jobs:,} open, about {found.ended_jobs:,} ended"),
             ("size", f"{size(found.bytes)} in {plural(found.partitions, 'partition')}"),
+            *((f"shard {one.number}", _shard(one)) for one in found.shards),
             ("inbox", f"{found.inbox} waiting, {found.refused} refused"),
             ("replicas", ", ".join(found.replicas) or "none"),
             (
@@ -191,15 +195,21 @@ async def status(engine: EngineRef, url: str | None, json: bool) -> None:
     emit(facts(rows))
 
 
+def _shard(one: ShardStatus) -> str:
+    owner = one.owner if one.owned else f"no owner now (last: {one.owner or 'none'})"
+    return f"{owner}; {one.open_jobs:,} open; schema {one.schema}"
+
+
 @db.command()
-async def migrate(engine: EngineRef, url: str | None, json: bool) -> None:
-    """Bring the schema up to date.
+@options("--shards 1..64  Make a new database with so many shards; their number never changes.")
+async def migrate(engine: EngineRef, url: str | None, shards: int | None, json: bool) -> None:
+    """Bring the schema up to date, or create it.
 
     Engines of the version before may keep running.
     """
     from penstock.app.databases import migrate_database
 
-    applied = await migrate_database(_url(engine, url))
+    applied = await migrate_database(_url(engine, url), shards)
     text = f"applied {plural(applied, 'migration')}" if applied else "up to date"
     print_done(json, {"applied": applied}, text)
 

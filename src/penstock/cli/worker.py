@@ -45,6 +45,7 @@ def worker() -> None:
     --pool POOL=default                 The pool to join.
     --label KEY=VALUE...                What this worker has, as gpu=a100; may be repeated.
     --id NAME= as worker_id             Its id; else made of host and process.
+    --shard 0..63=0                     The shard to serve, of a database that has several.
     --join TOKEN|@FILE                  Join an engine on another machine with this token; later
             starts do not need it.
     --certificate FILE as link__certificate  A certificate of your own (PEM), instead.
@@ -64,6 +65,7 @@ def start(
     pool: str,
     label: tuple[tuple[str, str], ...],
     worker_id: str,
+    shard: int,
     join: str | None,
     cap: str | None,
     drain_timeout: float,
@@ -116,6 +118,7 @@ def start(
         join=given,
         pool=pool,
         worker_id=worker_id,
+        shard=shard,
         labels=dict(label),
         drain_timeout=drain_timeout,
     )

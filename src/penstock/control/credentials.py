@@ -115,13 +115,17 @@ class CredentialRegistry:
         self._joining = asyncio.Lock()
         self._noting: set[asyncio.Task[None]] = set()
 
-    async def load(self) -> None:
-        for name, value in (await self.store.recall_all(_TOKENS)).items():
+    async def load(self) -> bool:
+        """Whether credentials have changed."""
+        tokens, known = {}, {}
+        for name, value in (await self.store.home.recall_all(_TOKENS)).items():
             token = _decode(name, value, _Token)
-            self.tokens[token.info.token_id] = token
-        for name, value in (await self.store.recall_all(_CREDENTIALS)).items():
+            tokens[token.info.token_id] = token
+        for name, value in (await self.store.home.recall_all(_CREDENTIALS)).items():
             credential = _decode(name, value, _Credential)
-            self.known[credential.info.worker_id] = credential
+            known[credential.info.worker_id] = credential
+        before, self.tokens, self.known = self.known, tokens, known
+        return known != before
 
     # -- who connects ------------------------------------------------------------------------
 
@@ -157,6 +161,8 @@ class CredentialRegistry:
 
     def _note(self, worker_id: str, serial: str) -> None:
         """Remember a certificate of somebody else's authority, so that it can be revoked."""
+        if self.store.home is not self.store:
+            return  # shard 0 does that when the worker connects there
         known = self.known.get(worker_id)
         if known is None or (not known.info.token_id and known.info.serial != serial):
             view = CredentialView(
@@ -200,7 +206,7 @@ class CredentialRegistry:
                 token = replace(token, info=used, joined=(*token.joined, (worker_id, digest)))
             certificate, credential = self._issue(worker_id, request, token_id)
             facts = {_TOKENS + token_id: _encode(token), **_fact(credential)}
-            await self.store.commit((), facts=facts)
+            await self.store.home.remember_all(facts)
             self.tokens[token_id], self.known[worker_id] = token, credential
             self.on_revoked()  # an earlier certificate of the same worker
             log.info("worker %s has joined with token %s", worker_id, token_id)
@@ -246,7 +252,7 @@ class CredentialRegistry:
         return token
 
     async def _remember(self, credential: _Credential) -> None:
-        await self.store.commit((), facts=_fact(credential))
+        await self.store.home.remember_all(_fact(credential))
 
     async def revoke(self, worker_id: str) -> CredentialView:
         known = self.known.get(worker_id)
@@ -297,7 +303,7 @@ class CredentialService:
                 expires_at=now + expires_in,
             )
             token = _Token(info, _sha256(secret))
-            await registry.store.remember(_TOKENS + token_id, _encode(token))
+            await registry.store.home.remember(_TOKENS + token_id, _encode(token))
             registry.tokens[token_id] = token
             trusted, checks = fingerprint(listener.trusted), listener.check_hostname
             text = str(JoinToken(token_id, secret, trusted, checks, listener.address))
@@ -308,7 +314,7 @@ class CredentialService:
         before = registry.clock.now() - _KEPT
         for token_id, token in [*registry.tokens.items()]:
             if token.info.expires_at < before:
-                await registry.store.forget(_TOKENS + token_id)
+                await registry.store.home.forget(_TOKENS + token_id)
                 del registry.tokens[token_id]
         if len(registry.tokens) >= _MAX_TOKENS:
             raise Conflict(f"there are {_MAX_TOKENS} join tokens already")
@@ -329,7 +335,7 @@ class CredentialService:
             if token.info.revoked_at is None:
                 info = replace(token.info, revoked_at=registry.clock.now())
                 token = registry.tokens[token_id] = replace(token, info=info)
-            await registry.store.remember(_TOKENS + token_id, _encode(token))
+            await registry.store.home.remember(_TOKENS + token_id, _encode(token))
             return token.info
 
     async def list(self) -> builtins.list[CredentialView]:

@@ -106,7 +106,7 @@ MAX_COUNTED = 1_000
 """Jobs up to which a query is counted exactly."""
 _SESSIONS = 10_000
 _FLEET_KINDS = frozenset({StreamKind.WORKER, StreamKind.POOL})
-_PAUSED = "pool/"
+PAUSED_POOLS = "pool/"
 """Prefix of the stored facts about paused pools."""
 
 
@@ -476,14 +476,14 @@ class LocalEngineApi(ReadingEngineApi):
     async def pause_pool(self, name: str) -> PoolView:
         with self._guard.doing(EngineApi.pause_pool, name):
             self._check_pool(name)
-            await self._store.remember(_PAUSED + name, b"paused")
+            await self._store.home.remember(PAUSED_POOLS + name, b"paused")
             self._open_jobs.roster.pause(name)
             return pool_view(self._open_jobs.roster, name)
 
     async def resume_pool(self, name: str) -> PoolView:
         with self._guard.doing(EngineApi.resume_pool, name):
             self._check_pool(name)
-            await self._store.forget(_PAUSED + name)
+            await self._store.home.forget(PAUSED_POOLS + name)
             self._open_jobs.roster.resume(name)
             self._services.nudge()
             return pool_view(self._open_jobs.roster, name)
@@ -566,8 +566,8 @@ def _jobs_of(committed: Committed) -> list[Job]:
 
 async def load_paused_pools(store: Ledger, roster: Roster) -> None:
     """A paused pool stays paused across restarts."""
-    for name in await store.recall_all(_PAUSED):
-        roster.pause(name.removeprefix(_PAUSED))
+    for name in await store.home.recall_all(PAUSED_POOLS):
+        roster.pause(name.removeprefix(PAUSED_POOLS))
 
 
 class EngineAuthenticator:

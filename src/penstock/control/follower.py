@@ -12,11 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.control.engine_api import ReadingEngineApi, how_it_ended
 from penstock.control.guard import Guard, Uploads
-from penstock.control.ledger import Ledger
+from penstock.control.ledger import Facts, Ledger
 from penstock.core.errors import PenstockError
 from penstock.core.job import Job
 from penstock.core.journal import catch_up
 from penstock.core.ledger import Wanted
+from penstock.core.shards import Shard
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs, BlobStat
 from penstock.ports.clock import Clock
@@ -33,8 +34,10 @@ class ReadableBackend(Backend, FollowedBackend, Protocol):
 class Follower(Ledger):
     """The reading part of a Ledger."""
 
-    def __init__(self, backend: ReadableBackend) -> None:
-        super().__init__(backend, own=False)
+    def __init__(
+        self, backend: ReadableBackend, *, shard: Shard | None = None, home: Facts | None = None
+    ) -> None:
+        super().__init__(backend, own=False, shard=shard, home=home)
         self._backend = backend
         self._epoch_seen = self._page = 0
         self._begun = self._finished = 0

@@ -223,6 +223,7 @@ class Gateway:
             request = replace(request, principal=principal)
         request = completed(request, self.open_jobs.topic_defaults.get(request.topic))
         check_request(request, now)
+        self.store.shard.check(request.tenant)
         if request.topic not in self._known:
             self._check_topic(request.topic)
         self._check_payload(request)

@@ -132,7 +132,8 @@ class Guard:
         return job
 
     def narrowed(self, query: JobQuery) -> JobQuery | None:
-        """The query limited to the caller's tenant; None if it excludes it."""
+        """The query limited to the caller's tenant; None if it excludes it. Raises WrongShard."""
+        self._store.shard.check(query.tenant)
         mine = self.caller.tenant
         if mine is None or query.tenant == mine:
             return query
@@ -258,7 +259,7 @@ class KeyRegistry:
         await self.sessions.load()
 
     async def load_keys(self) -> None:
-        facts = await self.store.recall_all(_FACTS)
+        facts = await self.store.home.recall_all(_FACTS)
         loaded = {}
         for name, value in facts.items():
             try:
@@ -269,7 +270,7 @@ class KeyRegistry:
         self.known = loaded
 
     def authenticate(self, token: str) -> Caller:
-        """The caller of a token. Raises NotAuthenticated."""
+        """The caller of a token. Raises NotAuthenticated, WrongShard."""
         key_id, secret = _parts(token)
         known = self.known.get(key_id)
         digest = digest_of(token)
@@ -279,6 +280,7 @@ class KeyRegistry:
         if is_owner:
             return OWNER
         if is_key and known is not None and known.is_valid(self.clock.now()):
+            self.store.shard.check(known.key.tenant)
             return known.caller
         raise NotAuthenticated(
             "this key is not valid",
@@ -319,7 +321,8 @@ class KeyRegistry:
         return valid[0]
 
     async def remember(self, known: _Stored) -> None:
-        await self.store.remember(_FACTS + known.key.key_id, msgspec.json.encode(known))
+        fact = _FACTS + known.key.key_id
+        await self.store.home.remember(fact, msgspec.json.encode(known))
 
 
 class KeyService:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice
 from typing import ParamSpec, Protocol, TypeVar
@@ -48,6 +48,7 @@ from penstock.core.ledger import (
     Wanted,
     wanted,
 )
+from penstock.core.shards import Shard
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobState
 from penstock.ports.query import matches, order
 from penstock.ports.store import (
@@ -159,6 +160,21 @@ class Dispatcher(Protocol):
         ...
 
 
+class Facts(Protocol):
+    """Small named facts of an engine."""
+
+    async def recall_all(self, prefix: str) -> dict[str, bytes]:
+        """Every fact whose name begins so, by name, in order."""
+
+    async def remember(self, name: str, value: bytes) -> None: ...
+
+    async def remember_all(self, facts: Mapping[str, bytes]) -> None:
+        """In one commit."""
+
+    async def forget(self, name: str) -> bool:
+        """Drop a fact; False if there was none."""
+
+
 class Ledger:
     """One backend's owner, or with `own=False` a reader of it."""
 
@@ -169,8 +185,13 @@ class Ledger:
         own: bool = True,
         max_records: int = _MOST_RECORDS,
         monotonic: Callable[[], float] | None = None,
+        shard: Shard | None = None,
+        home: Facts | None = None,
     ) -> None:
-        """`monotonic` is a clock that is finer than the event loop's."""
+        """`monotonic` is a clock that is finer than the event loop's. `home` has the facts of all
+        tenants, if `shard` does not."""
+        self.shard = shard or Shard()
+        self.home: Facts = home or self
         self.backend, self.durability = backend, backend.durability
         self._monotonic = monotonic or (lambda: asyncio.get_running_loop().time())
         self._own, self._max_records = own, max_records
@@ -345,6 +366,9 @@ class Ledger:
     async def remember(self, name: str, value: bytes) -> None:
         """Keep a small named fact of the engine itself."""
         await self.commit((), facts={name: value})
+
+    async def remember_all(self, facts: Mapping[str, bytes]) -> None:
+        await self.commit((), facts={**facts})
 
     async def forget(self, name: str) -> bool:
         """Drop a fact; False if there was none."""

@@ -15,11 +15,12 @@ import builtins
 import heapq
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.control.guard import Guard
 from penstock.control.ledger import Ledger
@@ -197,6 +198,8 @@ class Limiter:
         self.on_change: Callable[[], None] = lambda: None
         self.in_use = False
         """Whether there is any limit at all."""
+        self.shards = 1
+        """Those of the database: each keeps to its share of a limit that tenants have in common."""
         self._now, self._all_held, self._all_waiting = now, held, waiting
         self._sorter = Sorter()
         self._in_force: dict[str, Limit] = {}
@@ -226,7 +229,7 @@ class Limiter:
         before, self._sorter = self._sorter.limits, Sorter(limits)
         now = self._sorter.limits
         rules = {name: limit for name, limit in self._in_force.items() if name not in before}
-        self._in_force = rules | now
+        self._in_force = rules | {name: share_of(limit, self.shards) for name, limit in now.items()}
         self.in_use = bool(self._in_force)
         for bucket in list(self._windows):
             old, new = before.get(bucket.limit), now.get(bucket.limit)
@@ -517,7 +520,8 @@ def _take_one(counts: Counter[Bucket], bucket: Bucket) -> None:
 
 # -- setting them ---------------------------------------------------------------------------
 
-_PREFIX = "limit/"
+LIMITS = "limit/"
+"""How the names of facts begin that are limits."""
 _LONGEST = 7 * DAY
 """How far back rates look at start."""
 _PAGES = 50
@@ -537,7 +541,8 @@ class LimitService:
     async def put(self, limit: Limit) -> LimitView:
         with self._guard.doing(Limits.put, limit.name):
             check_limit(limit)
-            await self._store.remember(_PREFIX + limit.name, msgspec.json.encode(limit))
+            check_share(limit, self._store.shard.count)
+            await self._store.home.remember(LIMITS + limit.name, msgspec.json.encode(limit))
             self._limiter.use({**self._limiter.limits, limit.name: limit}.values())
             views = self._limiter.views(self._clock.now())
             return next(view for view in views if view.limit.name == limit.name)
@@ -561,7 +566,7 @@ class LimitService:
 
     async def delete(self, name: str) -> None:
         with self._guard.doing(Limits.delete, name):
-            if not await self._store.forget(_PREFIX + name):
+            if not await self._store.home.forget(LIMITS + name):
                 raise NotFound(f"no limit {name!r}", hint="'penstock limit list' shows them")
             limits = self._limiter.limits.values()
             self._limiter.use([limit for limit in limits if limit.name != name])
@@ -600,15 +605,52 @@ def check_limit(limit: Limit) -> None:
         check_number("rate.per", limit.rate.per, 0.001, 31_536_000)
 
 
+def share_of(limit: Limit, shards: int) -> Limit:
+    """What one shard may use of a limit. A tenant is in one shard, so what is its own is whole."""
+    if shards == 1 or not _is_common(limit):
+        return limit
+    most, rate, waiting = limit.concurrency, limit.rate, limit.max_waiting
+    return replace(
+        limit,
+        concurrency=None if most is None else most // shards,
+        rate=None if rate is None else replace(rate, count=rate.count // shards),
+        max_waiting=None if waiting is None else waiting // shards,
+    )
+
+
+def check_share(limit: Limit, shards: int) -> None:
+    """Raise InvalidRequest for a limit that can't be divided among shards."""
+    if shards == 1 or not _is_common(limit):
+        return
+    values = {"concurrency": limit.concurrency, "max_waiting": limit.max_waiting}
+    values["rate.count"] = None if limit.rate is None else limit.rate.count
+    for field, value in values.items():
+        if value is not None and value < shards and not (field == "max_waiting" and value == 0):
+            raise InvalidRequest(
+                field,
+                f"must be at least {shards}, because each of {shards} shards gets its share",
+                hint="or give each tenant a limit of its own: add tenant to the key",
+            )
+
+
+def _is_common(limit: Limit) -> bool:
+    """Whether tenants of several shards may share it."""
+    one = len(limit.tenants) == 1 and not set(limit.tenants[0]) & set("*?[")
+    return "tenant" not in limit.key and not one
+
+
 # -- at start ---------------------------------------------------------------------------------
+
+
+def read_limits(facts: Mapping[str, bytes]) -> list[Limit]:
+    return [msgspec.json.decode(value, type=Limit) for value in facts.values()]
 
 
 async def load_limits(
     store: Ledger, limiter: Limiter, clock: Clock, rates: Iterable[Rate] = ()
 ) -> None:
     """Use the stored limits; and count, for their rates and these, what started lately."""
-    facts = await store.recall_all(_PREFIX)
-    limits = [msgspec.json.decode(value, type=Limit) for value in facts.values()]
+    limits = read_limits(await store.home.recall_all(LIMITS))
     limiter.use(limits)
     spans = [limit.rate.per for limit in limits if limit.rate is not None]
     spans += [rate.per for rate in rates]

@@ -389,6 +389,7 @@ class ScheduleService:
         with guard.doing(Schedules.put, schedule.name):
             guard.require_role(KeyRole.SUBMIT, "schedule.put")  # it submits in their name
             tenant = guard.tenant(schedule.tenant)
+            runner.store.shard.check(tenant)
             request = guard.stamped(replace(schedule.request, tenant=tenant))
             await self._uploads.check(request.context_ptr)
             now = runner.clock.now()

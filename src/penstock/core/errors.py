@@ -5,7 +5,8 @@
     │   ├── UnknownTopic        no worker serves this topic
     │   ├── TooLarge            a payload over its limit
     │   ├── UnreadablePointer   a context_ptr that may not be, or can't be, read
-    │   └── Unstorable          a value that no database can hold
+    │   ├── Unstorable          a value that no database can hold
+    │   └── WrongShard          the tenant is in another shard of the database
     ├── Conflict                the id or key is taken by a different request
     │   ├── StaleApproval       what was approved is not what waits any more
     │   ├── PipelineBusy        a pipeline that runs once at a time is running
@@ -91,6 +92,16 @@ class UnreadablePointer(InvalidRequest):
 
 class Unstorable(InvalidRequest):
     code = "UNSTORABLE"
+
+
+class WrongShard(InvalidRequest):
+    code = "WRONG_SHARD"
+    fact_names = ("field", "problem", "shard")
+
+    def __init__(self, field: str, problem: str, *, shard: int = 0, hint: str = "") -> None:
+        super().__init__(field, problem, hint=hint)
+        self.shard = shard
+        """The right one."""
 
 
 class Conflict(PenstockError):

@@ -12,13 +12,13 @@ import fcntl
 import logging
 import os
 import ssl
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.adapters.link.address import Address
-from penstock.adapters.link.client import Link
 from penstock.adapters.link.frames import (
     PROTOCOL,
     AnyFrame,
@@ -50,6 +50,14 @@ log = logging.getLogger(__name__)
 _KEY, _CERTIFICATE, _AUTHORITY = "worker.key", "worker.pem", "engine.pem"
 _HOSTNAME = "check-hostname"
 _decode_bytes = msgspec.msgpack.Decoder(bytes).decode
+
+
+class Caller(Protocol):
+    """The part of a Link that a renewal needs."""
+
+    async def call(
+        self, method: str, decode: Callable[[bytes], bytes], params: Mapping[str, Any]
+    ) -> bytes: ...
 
 
 class WorkerIdentity:
@@ -130,7 +138,7 @@ class WorkerIdentity:
 
     # -- renewal -----------------------------------------------------------------------------
 
-    async def keep_valid(self, link: Link, security: Security, pause: float = 3600.0) -> None:
+    async def keep_valid(self, link: Caller, security: Security, pause: float = 3600.0) -> None:
         """Get the next certificate when half of the time of this one is over, until cancelled."""
         while True:
             created, expires = self._times()
@@ -141,7 +149,7 @@ class WorkerIdentity:
                     log.error("the certificate can't be renewed: %s", error)
             await asyncio.sleep(min(pause, (expires - created).total_seconds() / 10))
 
-    async def _renew(self, link: Link, security: Security) -> None:
+    async def _renew(self, link: Caller, security: Security) -> None:
         renewed = await link.call(RENEW, _decode_bytes, {"request": self._request()})
         write_private(self._folder / _CERTIFICATE, renewed)
         security.context.load_cert_chain(self._folder / _CERTIFICATE, self._folder / _KEY)

@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 
 from penstock.adapters.postgres.schema import Address, PooledConnection, connect, translated
+from penstock.core.shards import Shard
 from penstock.ports.inbox import InboxRow
 
 _POLL = 1.0
@@ -20,8 +21,10 @@ _POLL = 1.0
 class PostgresInbox:
     """See `penstock.ports.inbox.Inbox`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, shard: Shard) -> None:
+        """All shards share the inbox of shard 0, at this URL: each takes rows of its tenants."""
         self._at = Address.parse(url)
+        self._mine = _in_shard(shard) if shard.count > 1 else ""
         self._db: asyncpg.Connection | None = None
         self._notified = asyncio.Event()
 
@@ -34,7 +37,7 @@ class PostgresInbox:
     async def read(self, limit: int) -> list[InboxRow]:
         found = await self._fetch(
             f"SELECT n, job_id, topic, tenant, input, options, by_user FROM {self._at.schema}.inbox"
-            " WHERE problem IS NULL ORDER BY n LIMIT $1",
+            f" WHERE problem IS NULL {self._mine} ORDER BY n LIMIT $1",
             limit,
         )
         return [
@@ -67,3 +70,10 @@ class PostgresInbox:
     async def close(self) -> None:
         if self._db is not None:
             self._db.terminate()
+
+
+def _in_shard(shard: Shard) -> str:
+    """The same as `penstock.core.shards.shard_of`."""
+    digest = "sha256(convert_to(tenant, 'UTF8'))"
+    number = f"(get_byte({digest}, 0) * 256 + get_byte({digest}, 1)) % {shard.count}"
+    return f"AND {number} = {shard.number}"

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from penstock.core.errors import Misconfigured, NotOwner, StoreCorrupt, StoreFailed, StoreFull
+from penstock.core.shards import Shard
 from penstock.lifecycles.canonical import JobState
 from penstock.ports import rows
 from penstock.ports.process import keep_alive
@@ -236,6 +237,26 @@ async def _is_broken(db: asyncpg.Connection, schema: str) -> bool:
     """Whether a newer schema has ceased to serve this version."""
     oldest = await db.fetchval(f"SELECT value FROM {schema}.mark WHERE name = 'oldest_schema'")
     return oldest is not None and oldest > len(migrations(schema))
+
+
+# -- shards -----------------------------------------------------------------------
+
+
+async def shard_in(db: asyncpg.Connection, schema: str) -> Shard:
+    """Which shard of how many has its tables in this schema."""
+    if await db.fetchval("SELECT to_regclass($1)", f"{schema}.mark") is None:
+        return Shard()
+    marks = dict(
+        await db.fetch(f"SELECT name, value FROM {schema}.mark WHERE name IN ('shard', 'shards')")
+    )
+    return Shard(marks.get("shard", 0), marks.get("shards", 1))
+
+
+async def set_shard(db: asyncpg.Connection, schema: str, shard: Shard) -> None:
+    await db.execute(
+        f"INSERT INTO {schema}.mark VALUES ('shard', $1), ('shards', $2)",
+        *(shard.number, shard.count),
+    )
 
 
 # -- partitions -------------------------------------------------------------------

@@ -35,9 +35,10 @@ from penstock.adapters.postgres.schema import (
     ensure_partitions,
     load_queries,
     migrate,
+    shard_in,
     translated,
 )
-from penstock.core.errors import NotOwner, OwnedByAnother, StoreFailed, Unstorable
+from penstock.core.errors import Misconfigured, NotOwner, OwnedByAnother, StoreFailed, Unstorable
 from penstock.core.job import Job
 from penstock.core.journal import (
     catch_up,
@@ -48,6 +49,7 @@ from penstock.core.journal import (
     page_of,
 )
 from penstock.core.ledger import Commit, Counts, Known, Wanted, counted_as
+from penstock.core.shards import Shard
 from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports import rows
 from penstock.ports.clock import backoff
@@ -108,11 +110,13 @@ class PostgresBackend:
         readers: int = 4,
         instance: str = "",
         lock: Closeable | None = None,
+        shard: Shard | None = None,
     ) -> None:
         """`lease` of 0 makes an owner that anybody can replace. `address` tells others where this
         engine is reached. `patience` is how many seconds it waits for another owner's lease to
         end. `lock` is held until the backend is closed: who has it can replace an owner with the
-        same `instance` at once, because that one is dead."""
+        same `instance` at once, because that one is dead. `shard`: what the schema must be of."""
+        self._shard = shard or Shard()
         self._lock, self._patience, self._instance = lock, patience, instance
         self.at = Address.parse(url)
         self.durability = durability
@@ -156,9 +160,11 @@ class PostgresBackend:
             db = await self._connected()
             async with self._errors():
                 await migrate(db, self.at.schema)
+                self._check_shard(await shard_in(db, self.at.schema))
             await self._acquire(db)
         async with self._reading(one_state=True) as db:
             await check_version(db, self.at)
+            self._check_shard(await shard_in(db, self.at.schema))
             marks = dict(await db.fetch(sql["highest"]))
             replayed = await db.fetchval(sql["replayed"])
             jobs = {row[0]: rows.read_job(row) for row in await db.fetch(sql["open_jobs"])}
@@ -180,6 +186,13 @@ class PostgresBackend:
             counts,
             self._alone,
         )
+
+    def _check_shard(self, found: Shard) -> None:
+        if found != self._shard:
+            raise Misconfigured(
+                f"schema {self.at.schema} of {self.at.name} is {found}, not {self._shard}",
+                hint="'penstock up --store URL' runs all shards of a database",
+            )
 
     async def _acquire(self, db: asyncpg.Connection) -> None:
         """Own the store, once nobody does or its owner was silent for too long."""
