@@ -30,7 +30,7 @@ TITLES = {**SIDES, CONFIRMED: "Penstock (starts confirmed)"}
 PEERS = (PGQUEUER, PROCRASTINATE, OBAN, TASKIQ)
 _OBAN_LIMIT = 100
 """Jobs that Oban's worker process has at once: as in `peers.oban`, which needs Oban."""
-GROUPS = ("through", "drain", "submit", "latency", "reader", "stored", "takeover")
+GROUPS = ("through", "drain", "submit", "latency", "reader", "stored", "shards", "takeover")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,10 @@ def experiments(run: Run) -> Iterator[Experiment]:
         yield Experiment(
             f"stored-{exponent}", {PENSTOCK: on_postgres("ours.cluster:stored", **filled)}, "stored"
         )
+    for shards in (1, 2, 4):
+        divided = {"shards": shards, "jobs": plan.jobs, "slots": SLOTS}
+        measure = on_postgres("ours.cluster:shards", **divided)
+        yield Experiment(f"shards-{shards}", {PENSTOCK: measure}, "shards")
     yield Experiment("takeover", {PENSTOCK: on_postgres("ours.cluster:takeover")})
 
 
@@ -142,6 +146,13 @@ ROWS = {
         "latency",
         "p50_ms",
     ),
+    **{
+        f"submit to done, an engine and a worker process for each shard, shards: {n}, jobs/s": (
+            f"shards-{n}",
+            "rate",
+        )
+        for n in (1, 2, 4)
+    },
     "killed owner: the next job done after, s": ("takeover", "takeover_s"),
 }
 _EXECUTED = {"executed_p50_ms": "p50_ms", "executed_p99_ms": "p99_ms", "p50_ms": ""}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from marks import Marks
@@ -21,9 +24,14 @@ from ours.system import (
 from processes import running as started
 
 import penstock
+from penstock.adapters.postgres.admin import database_status, migrate_database
 from penstock.adapters.postgres.schema import PARTITION, Address, connect, ensure_partitions
+from penstock.app.shards import folder_of
+from penstock.core.shards import shard_of
+from penstock.lifecycles.canonical import JobState
 
 Figures = dict[str, float | None]
+_BULK = 1000
 
 
 async def through(
@@ -87,6 +95,60 @@ async def _fill_ended(url: str, count: int) -> None:
     )
     await db.execute("VACUUM (ANALYZE) penstock.done")
     await db.close()
+
+
+def shards(folder: Path, *, shards: int, jobs: int, slots: int) -> Figures:
+    """As `through`, of so many shards at once, with an engine and a worker process for each."""
+    url = os.environ["PENSTOCK_STORE"]
+    asyncio.run(migrate_database(url, shards))
+    tenants = {shard_of(name := f"t{n}", shards): name for n in range(1000)}
+    with ExitStack() as ending:
+        homes = {}
+        for n in range(shards):
+            home = folder / str(n) / "data"
+            home.parent.mkdir(parents=True)
+            homes[ending.enter_context(engine_process(home))] = home
+        owners = _spread(url, shards)
+        folders = [folder_of(homes[pid], n) for n, pid in enumerate(owners)]
+        ending.enter_context(started([start_worker(one, slots=slots) for one in folders]))
+        clients = [ending.enter_context(penstock.connect(data=one)) for one in folders]
+        for client in clients:
+            while not client.workers():
+                time.sleep(0.02)
+        share = jobs // shards
+        with ThreadPoolExecutor(shards) as threads:
+            begin = time.monotonic()
+            work = [
+                threads.submit(_through, client, share, tenants[n])
+                for n, client in enumerate(clients)
+            ]
+            for one in work:
+                one.result()
+            took = time.monotonic() - begin
+    return {"rate": share * shards / took}
+
+
+def _spread(url: str, shards: int) -> list[int]:
+    """The processes that own the shards, once each is another one."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        found = asyncio.run(database_status(url))
+        owners = [one.owner for one in found.shards if one.owned] or [found.owner]
+        if len({*owners}) == shards:
+            return [int(owner.rpartition(":")[2]) for owner in owners]
+        time.sleep(0.2)
+    raise TimeoutError(f"{shards} shards are not spread over as many engines")
+
+
+def _through(client: penstock.Client, jobs: int, tenant: str) -> None:
+    for begin in range(0, jobs, _BULK):
+        inputs = [{"sent": 0}] * min(_BULK, jobs - begin)
+        client.submit_many(IDEMPOTENT, inputs, tenant=tenant)
+    end = time.monotonic() + 120
+    while client.status().tally.get(JobState.SUCCEEDED, 0) < jobs:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{jobs} jobs did not end")
+        time.sleep(0.02)
 
 
 def takeover(folder: Path) -> Figures:

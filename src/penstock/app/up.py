@@ -53,8 +53,8 @@ async def serve_engine(
     if count > 1 and not no_worker:
         _check_no_jobs(app, settings)
         app, no_worker = None, True
-    seat = partial(
-        Seat,
+    service = partial(
+        ShardService,
         app=app,
         no_worker=no_worker,
         any_port=any_port,
@@ -63,9 +63,9 @@ async def serve_engine(
         on_standby=on_standby,
     )
     if count == 1:
-        await seat(settings, Shard()).run()
+        await service(settings, Shard()).run()
     else:
-        await _serve_shards(settings, [Shard(number, count) for number in range(count)], seat)
+        await _serve_shards(settings, [Shard(number, count) for number in range(count)], service)
     log.info("stopped")
 
 
@@ -76,7 +76,7 @@ async def _shard_count(url: str) -> int:
 
 
 async def _serve_shards(
-    settings: Settings, shards: Sequence[Shard], seat: Callable[..., Seat]
+    settings: Settings, shards: Sequence[Shard], service: Callable[..., ShardService]
 ) -> None:
     """Own some of them, and stand by for the others."""
     from penstock.app.databases import migrate_database
@@ -88,7 +88,7 @@ async def _serve_shards(
     try:
         async with asyncio.TaskGroup() as tasks:
             for shard, one in zip(shards, every, strict=True):
-                tasks.create_task(seat(one, shard, balance, settings.store).run())
+                tasks.create_task(service(one, shard, balance, settings.store).run())
     except* PenstockError as errors:
         raise errors.exceptions[0] from None
     finally:
@@ -104,7 +104,7 @@ def _check_no_jobs(app: App | None, settings: Settings) -> None:
         )
 
 
-class Seat:
+class ShardService:
     """One shard in this process: its engine, or one that stands by for the owner."""
 
     def __init__(

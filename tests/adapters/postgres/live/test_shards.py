@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import random
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -149,17 +150,12 @@ def four(tmp_path: Path, url: str) -> Iterator[Shards]:
 
 
 def _ports_in_a_row(count: int) -> int:
-    """The first of some that are free."""
-    for _ in range(100):
-        with ExitStack() as bound:
-            first = bound.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port: int = first.getsockname()[1]
-            try:
-                for n in range(1, count):
-                    bound.enter_context(socket.create_server(("127.0.0.1", port + n)))
-            except (OSError, OverflowError):
-                continue
-            return port
+    """The first of some that are free, and that the system gives to nobody by itself."""
+    for first in random.sample(range(20_000, 32_000, 10), 100):
+        with ExitStack() as bound, suppress(OSError):
+            for port in range(first, first + count):
+                bound.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
     raise AssertionError("no free ports")
 
 
