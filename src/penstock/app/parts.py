@@ -74,7 +74,7 @@ class Parts(Services):
     scheduler: Scheduler
     reconciler: Reconciler
     running: Mapping[str, Service]
-    restores: Sequence[Callable[[], Awaitable[None]]]
+    restores: Sequence[Callable[[], Awaitable[object]]]
     """What takes up what an earlier engine left, in this order."""
     batch_executor: BatchExecutor
 

@@ -49,11 +49,11 @@ def settings_of(settings: Settings, shard: Shard) -> Settings:
     folder `shard-N` in the data directory and in the store of payloads, and ports that are higher
     by N."""
     if shard.count > 1:
-        for name, said in (
+        for name, is_set in (
             ("cap.enabled", settings.cap.enabled),
             ("bus.start_server", settings.bus.start_server),
         ):
-            if said:
+            if is_set:
                 raise Misconfigured(f"{name} can't be used with a database of several shards")
     if not (number := shard.number):
         return settings

@@ -380,7 +380,7 @@ def _encode(value: Struct) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _fact(credential: _Credential) -> dict[str, bytes | None]:
+def _fact(credential: _Credential) -> dict[str, bytes]:
     return {_CREDENTIALS + credential.info.worker_id: _encode(credential)}
 
 

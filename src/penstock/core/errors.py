@@ -70,7 +70,7 @@ class PenstockError(Exception):
 
 class InvalidRequest(PenstockError):
     code = "INVALID"
-    fact_names = ("field", "problem")
+    fact_names: ClassVar[tuple[str, ...]] = ("field", "problem")
 
     def __init__(self, field: str, problem: str, *, hint: str = "") -> None:
         super().__init__(f"{field}: {problem}", hint=hint)
@@ -96,7 +96,7 @@ class Unstorable(InvalidRequest):
 
 class WrongShard(InvalidRequest):
     code = "WRONG_SHARD"
-    fact_names = ("field", "problem", "shard")
+    fact_names: ClassVar[tuple[str, ...]] = ("field", "problem", "shard")
 
     def __init__(self, field: str, problem: str, *, shard: int = 0, hint: str = "") -> None:
         super().__init__(field, problem, hint=hint)

@@ -52,7 +52,7 @@ _HOSTNAME = "check-hostname"
 _decode_bytes = msgspec.msgpack.Decoder(bytes).decode
 
 
-class Caller(Protocol):
+class RenewalLink(Protocol):
     """The part of a Link that a renewal needs."""
 
     async def call(
@@ -138,7 +138,9 @@ class WorkerIdentity:
 
     # -- renewal -----------------------------------------------------------------------------
 
-    async def keep_valid(self, link: Caller, security: Security, pause: float = 3600.0) -> None:
+    async def keep_valid(
+        self, link: RenewalLink, security: Security, pause: float = 3600.0
+    ) -> None:
         """Get the next certificate when half of the time of this one is over, until cancelled."""
         while True:
             created, expires = self._times()
@@ -149,7 +151,7 @@ class WorkerIdentity:
                     log.error("the certificate can't be renewed: %s", error)
             await asyncio.sleep(min(pause, (expires - created).total_seconds() / 10))
 
-    async def _renew(self, link: Caller, security: Security) -> None:
+    async def _renew(self, link: RenewalLink, security: Security) -> None:
         renewed = await link.call(RENEW, _decode_bytes, {"request": self._request()})
         write_private(self._folder / _CERTIFICATE, renewed)
         security.context.load_cert_chain(self._folder / _CERTIFICATE, self._folder / _KEY)

@@ -22,6 +22,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.waiting import eventually
 
 import penstock
+from penstock.app.application import Session
 from penstock.core.errors import Misconfigured, NotFound, WrongShard
 from penstock.core.shards import shard_of
 
@@ -91,7 +92,7 @@ class Shards(Cluster):
         made = self.command("a").json("key", "create", f"of-{tenant}", *roles, "--tenant", tenant)
         return str(made["token"])
 
-    def client(self, name: str, key: str, shard: int = 0) -> penstock.Client:
+    def client(self, name: str, key: str, shard: int = 0) -> Session:
         url = f"http://127.0.0.1:{self.ports[name] + shard}"
         return penstock.connect(url, token=key)
 
@@ -235,7 +236,7 @@ def test_a_job_of_a_tenant_of_another_shard_is_refused(
         given = f"'job.text.shout', '{{\"text\": \"sql\"}}', 'sql-{shard}', '{tenant}'"
         server.sql(f"SELECT {schema}.submit({given})")
         here = two.at("a", shard)
-        eventually(lambda here=here: len(here.json("ps", "--all")) == 1)
+        eventually(partial(here.json, "ps", "--all"))
         assert here.out("result", f"sql-{shard}", "--timeout", "30s") == '"SQL!"'
 
 
