@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from penstock.adapters.link.address import Address
 from penstock.app.engine import make_private, make_token
 from penstock.config import Settings
-from penstock.config.loading import parse_host_port
 from penstock.control.guard import digest_of
 from penstock.core.errors import Misconfigured
 from penstock.core.shards import Shard, shard_url
+from penstock.ports.address import parse_address
 
 if TYPE_CHECKING:
     from penstock.app.standby import StandBy
@@ -95,8 +95,9 @@ def _port(text: str, number: int) -> str:
     """Port 0 is any free one."""
     if not text:
         return ""
-    host, port = parse_host_port(text)
-    return f"[{host}]:{port + number}" if ":" in host else f"{host}:{port and port + number}"
+    host, port = parse_address(text)
+    port = port and port + number
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def share_token(settings: Settings, shards: Iterable[Settings]) -> str:
