@@ -39,8 +39,8 @@ from penstock.control.shared_state import FactState
 from penstock.core.errors import Misconfigured, NotOwner, StoreFailed, Unavailable
 from penstock.core.job import IdSource, Job
 from penstock.core.journal import Stride
-from penstock.ports.address import parse_address
 from penstock.core.shards import Shard
+from penstock.ports.address import parse_address
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.executor import Environment, Executor, is_needed

@@ -36,8 +36,8 @@ from penstock.config import Settings
 from penstock.control.follower import OwnerNeeded
 from penstock.control.guard import digest_of
 from penstock.core.errors import Misconfigured, StoreFailed
-from penstock.ports.address import parse_address
 from penstock.core.shards import Shard
+from penstock.ports.address import parse_address
 from penstock.ports.process import bind_unix
 
 log = logging.getLogger(__name__)
