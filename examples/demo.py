@@ -49,11 +49,12 @@ async def main(folder: Path, console: Console, *, stays: bool = False) -> int:
         models__serve=spoken.served(),
         models__context=2048,
         models__slots=2,
+        spools=[str(folder / spoken.WORKSPACE)] if stays else [],
     )
     async with AsyncExitStack() as stack:
         ps = await stack.enter_async_context(running)
         people = {name: await enter(name, ps, stack) for name in PEOPLE}
-        stage = Stage(ps, folder / "data", people)
+        stage = Stage(ps, folder / "data", people, stack, stays)
         with console.status("running jobs"):
             played = await asyncio.gather(*(part(list_, stage) for list_ in SECTIONS.values()))
         found = await ps.api.verify()
@@ -68,19 +69,27 @@ async def main(folder: Path, console: Console, *, stays: bool = False) -> int:
         problems += [f"verify: job {wrong.job_id}: {wrong.problem}" for wrong in found.mismatches]
         code = report(problems, rows, console)
         if stays:
-            await stay(ps, console)
+            await stay(stage, console)
     return code
 
 
-async def stay(ps: penstock.Client, console: Console) -> None:
-    """Leave the dashboard open until Ctrl-C."""
-    link = await ps.keys.acreate_link()
+async def stay(stage: Stage, console: Console) -> None:
+    """Leave the dashboard open until Ctrl-C, with something going on in it."""
+    over = asyncio.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, over.set)
+    await stage.people["ada"].asubmit("job.ship.release", {"version": "2.1"})
+    await stage.ps.asubmit("job.slow.render", {"frames": 20 * 3600})
+    beat = penstock.JobRequest(job_id="", topic="job.clock.beat")
+    await stage.ps.schedules.aput(
+        penstock.Schedule(name="heartbeat", cron="*/10 * * * * *", request=beat)
+    )
+    link = await stage.ps.keys.acreate_link()
     console.print(
-        "\nThe dashboard, with all of these jobs (what failed, failed on purpose); Ctrl-C ends it:"
+        "\nThe dashboard, with all of these jobs (what failed, failed on purpose), one that runs,"
+        " one that awaits approval, and a schedule. Ctrl-C ends it:"
     )
     console.print(link.url, style="bold", soft_wrap=True, markup=False)
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, over.set)
     await over.wait()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import penstock
 from penstock import Transition
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,19 @@ class Stage:
     ps: penstock.Client
     data: Path
     people: Mapping[str, penstock.Client]
+    stack: AsyncExitStack
+    """Of what lasts as long as the demo."""
+    stays: bool = False
+    """Whether the dashboard stays open, to show what the scenarios started."""
+
+    @asynccontextmanager
+    async def started(self, context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+        """With something that a scenario starts; it lasts if the dashboard stays open."""
+        if self.stays:
+            yield await self.stack.enter_async_context(context)
+        else:
+            async with context as value:
+                yield value
 
 
 @dataclass(frozen=True)

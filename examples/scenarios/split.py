@@ -31,7 +31,8 @@ async def over_two_nodes(stage: Stage) -> Story:
     """Asked as a job of the engine, of which the origin is a worker."""
     async with node(stage, "layers", "--layers", "15-29") as (layers, address):
         origin = ("--layers", "0-14", "--end-model", "--join", address)
-        async with node(stage, "origin", *origin, "--connect", f"unix:{stage.data}/penstock.sock"):
+        engine = ("--connect", f"unix:{stage.data}/penstock.sock")
+        async with stage.started(node(stage, "origin", *origin, *engine)) as (_, address):
             await served(stage)
             job = await ask(stage, 12)
             result = await job.aresult(_PATIENCE)
@@ -42,6 +43,9 @@ async def over_two_nodes(stage: Stage) -> Story:
             ]
             expect(way == [("origin", "0-14"), ("layers", "15-29")], f"it went {way}")
             _lost.put_nowait(await lost(stage, layers))
+            if stage.stays:  # so that the model answers again
+                other = node(stage, "layers-2", "--layers", "15-29", "--join", address)
+                await stage.stack.enter_async_context(other)
     shown = " → ".join(f"{name} {numbers}" for name, numbers in way)
     return Story(job, f"{QUESTION} {said} (layers: {shown} → origin)")
 

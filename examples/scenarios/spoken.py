@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from scenarios.scenario import Scenario, Stage, Story, expect
 MODEL = Path(__file__).resolve().parents[2] / ".models" / "SmolLM2-135M-Instruct.gguf"
 TOPIC = f"job.llm.{MODEL.stem}"
 QUESTION = "Name three colours."
+WORKSPACE = "workspace"
+"""The folder of the spool, beside the engine's data."""
 
 
 @cache
@@ -102,32 +106,38 @@ async def openai(stage: Stage) -> Story:
 
 async def folders(stage: Stage) -> Story:
     """A directory's path is its state: watch it move."""
-    from penstock.adapters.llama.runner import LlamaRunner
     from penstock.workloads.spool.client.flow import Flow
     from penstock.workloads.spool.client.work import Work
     from penstock.workloads.spool.disk.workspace import Workspace
-    from penstock.workloads.spool.server.server import Server
 
-    place = stage.data.parent / "workspace"
+    place = stage.data.parent / WORKSPACE
     workspace = Workspace(place)
     options = SpoolOptions(max_tokens=8)
     job_id = await asyncio.to_thread(Work(workspace).submit, QUESTION, options=options)
     flow, seen = Flow(workspace), [Status.QUEUED]
     expect(flow.status(job_id) is Status.QUEUED, "it is not in input/ready")
+    async with stage.started(spool_server(place)), asyncio.timeout(60):
+        while seen[-1] not in (Status.DONE, Status.FAILED):
+            if (now := flow.status(job_id)) is not seen[-1]:
+                seen.append(now)
+            await asyncio.sleep(0.002)
+    said = _line((place / FOLDERS[Status.DONE] / job_id / "result.txt").read_text())
+    way = " → ".join(f"{FOLDERS[state]}/" for state in seen)
+    return Story(None, f"{job_id}: {said}", way=way, end=str(seen[-1]))
+
+
+@asynccontextmanager
+async def spool_server(place: Path) -> AsyncIterator[None]:
+    from penstock.adapters.llama.runner import LlamaRunner
+    from penstock.workloads.spool.server.server import Server
+
     config = ModelConfig(models=served(), slots=1, context=512)
     server = Server(ServerConfig(workspace=place, workers=1), LlamaRunner(config))
     await server.start()
     try:
-        async with asyncio.timeout(60):
-            while seen[-1] not in (Status.DONE, Status.FAILED):
-                if (now := flow.status(job_id)) is not seen[-1]:
-                    seen.append(now)
-                await asyncio.sleep(0.002)
+        yield
     finally:
         await server.stop()
-    said = _line((place / FOLDERS[Status.DONE] / job_id / "result.txt").read_text())
-    way = " → ".join(f"{FOLDERS[state]}/" for state in seen)
-    return Story(None, f"{job_id}: {said}", way=way, end=str(seen[-1]))
 
 
 def _line(text: str, most: int = 60) -> str:
