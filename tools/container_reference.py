@@ -22,7 +22,7 @@ from penstock.workloads.container.config import WorkerConfig
 INTRODUCTION = """\
 # The HTTP API of a container worker
 
-`penstock container serve` answers here, at port 9000 unless it is told otherwise; the server
+`penstock container serve` answers here, by default at port 9000; the server
 itself has this page at `/docs` and the OpenAPI 3.1 document at `/openapi.json`.
 
 - It listens on loopback unless it has a token, or on a Unix socket (`socket`); with

@@ -14,17 +14,17 @@ from penstock.core.errors import PenstockError
 INTRODUCTION = """\
 # The HTTP API
 
-An engine that is told where to listen (`penstock up --http`, or the setting `http.listen`) answers
+An engine that listens (`penstock up --http`, or the setting `http.listen`) answers
 there. [How to use it](../how-to/http.md) shows the most common calls; the server itself has this
 page at `/docs` and the OpenAPI 3.1 document at `/openapi.json`, both without a key.
 
 - Everything under `/v1`, and `/metrics`, needs a key: `Authorization: Bearer <key>`.
 - A body is JSON (`Content-Type: application/json`) unless the operation says otherwise. A field
   or parameter that does not exist is refused, with the one that was probably meant. So is a name
-  that comes twice, nesting deeper than 64, and what is no JSON, as NaN.
+  that comes twice, nesting deeper than 64, and what is not JSON, as NaN.
 - A job is its record, as `penstock show --json` prints it. Times are seconds since the epoch, UTC.
-- Answers may get new fields at any time; a reader passes over what it does not know.
-- `HEAD` works wherever `GET` does, except for streams; `OPTIONS` tells what a path takes.
+- Answers may get new fields at any time; ignore those that you do not know.
+- `HEAD` works wherever `GET` does, except for streams; `OPTIONS` lists the methods of a path.
 - Job ids in a path are written as they are, URIs of blobs escaped as one segment.
 
 ## Problems

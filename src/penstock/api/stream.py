@@ -426,7 +426,7 @@ class StreamListing(Struct, frozen=True, kw_only=True):
     """What to tell; all conditions must hold. Those of lists may come several times."""
 
     after: str | None = None
-    """The id of an event: what came after it is told first. Last-Event-ID wins."""
+    """The id of an event: what came after it is sent first. Last-Event-ID wins."""
     kind: tuple[Kind, ...] = ()
     """Without one, all that this key may see."""
     topic: str | None = None
@@ -439,7 +439,7 @@ class StreamListing(Struct, frozen=True, kw_only=True):
     log: tuple[str, ...] = ()
     """Jobs whose log lines are wanted, at most 20."""
     replay: Annotated[int, Meta(ge=0)] | None = None
-    """Maximum number of missed entries to tell; beyond it `gap` is told. None: all of them."""
+    """Maximum number of missed entries to send; beyond it `gap` is sent. None: all of them."""
 
 
 @route("GET /v1/stream", query=StreamListing, refusals=(403, 404, 422, 429), **STREAMS)
@@ -473,7 +473,7 @@ async def stream_everything(call: Call) -> StreamReply:
 
 class UpdateQuery(Struct, frozen=True):
     after: str | None = None
-    """The id of an update: what came after it is told first. Last-Event-ID wins."""
+    """The id of an update: what came after it is sent first. Last-Event-ID wins."""
     after_log: int = 0
     """The `n` of the last log line that is known, for a first call."""
 

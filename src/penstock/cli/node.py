@@ -150,8 +150,8 @@ async def _engine(engine: EngineRef) -> tuple[Look, PipesView]:
 def key(engine: EngineRef, new: bool, json: bool) -> None:
     """Print the network's key, which is made if there is none.
 
-    It is kept in the data directory, readable for its owner only. Whoever has it belongs to the
-    network: treat it as a password. Running nodes keep the old key until they are restarted.
+    It is kept in the data directory, readable for its owner only. Every machine that has it belongs
+    to the network: treat it as a password. Running nodes keep the old key until they are restarted.
     """
     from penstock.workloads.pipes.setup import network_key
 

@@ -178,8 +178,8 @@ class CapSettings(Section, frozen=True, kw_only=True):
     """Clients and workers that speak CAP (`cordum.agent.v1`), on the NATS server of `bus.url`."""
 
     enabled: bool = False
-    """Whether the engine is a control plane for CAP. Without `keys`, whoever may publish on the
-    NATS server may submit jobs for every tenant."""
+    """Whether the engine is a control plane for CAP. Without `keys`, every user who may publish on
+    the NATS server may submit jobs for every tenant."""
     topics: tuple[str, ...] = ()
     """Topics of workers that never announce themselves; those of jobs that came over CAP are
     learned."""

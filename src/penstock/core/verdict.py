@@ -38,7 +38,7 @@ _UNITS = {1.0: "s", 60.0: "m", 3600.0: "h", 86400.0: "d"}
 
 
 class Constraints(Struct, frozen=True, omit_defaults=True):
-    """Constraints under which a job was allowed; None is no limit."""
+    """Constraints under which a job was allowed; None: no limit."""
 
     max_runtime: float | None = None
     """Seconds one attempt may run."""

@@ -1219,7 +1219,7 @@ class NewKey(Struct, frozen=True):
 
 
 class SignInLink(Struct, frozen=True):
-    """Signs a browser in as whoever made it, once."""
+    """Signs a browser in as the person who made it, once."""
 
     url: str
     """Empty if the engine does not serve HTTP."""

@@ -178,7 +178,7 @@ class LogReading:
 # -- as events ----------------------------------------------------------------------------------
 
 
-class Told(Struct, frozen=True):
+class LogPart(Struct, frozen=True):
     """One piece of a stream."""
 
     offset: int
@@ -257,7 +257,7 @@ class Following:
             if page is not None:
                 self._offsets[stream] = page.next
                 if page.data or page.skipped:
-                    told = Told(page.offset, page.next, page.text, page.skipped)
+                    told = LogPart(page.offset, page.next, page.text, page.skipped)
                     yield named(stream, told, self._place)
 
     async def _end(self, silence: float) -> End | None:

@@ -19,7 +19,7 @@ _PROMETHEUS = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), N
 
 class HealthQuery(Struct, frozen=True):
     strict: bool = False
-    """Answer 503 while the status is not `ok`, for whoever looks at the status code only."""
+    """Answer 503 while the status is not `ok`, for clients that look at the status code only."""
 
 
 class Drain(Struct, frozen=True):

@@ -170,7 +170,7 @@ class ContainerJob(Struct, frozen=True, kw_only=True):
     outputs: bool = False
     """Whether it has a folder `OUTPUT_FOLDER` to leave artifacts in."""
     attach: bool = False
-    """Whether its output is also streamed byte for byte, to whoever follows the job."""
+    """Whether its output is also streamed byte for byte, to readers that follow the job."""
     build: BuildSpec | None = None
     network: str = "none"
     """`none`, `bridge`, or the name of a network of the engine."""

@@ -126,7 +126,7 @@ class JobBody(Struct, frozen=True, kw_only=True):
     outputs: bool | None = None
     """Whether it has a folder `/output`, of which artifacts are collected."""
     attach: bool | None = None
-    """Whether its output is also streamed byte for byte, to whoever follows the job."""
+    """Whether its output is also streamed byte for byte, to readers that follow the job."""
     priority: Priority | None = None
     labels: (
         Annotated[
