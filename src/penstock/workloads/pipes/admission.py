@@ -110,11 +110,6 @@ class Admission:
         for job in self._jobs.of_origin(origin):
             self._end(job.job_id, f"its origin {origin} is gone")
 
-    def end_all(self, reason: str) -> None:
-        self._waiting.clear()
-        for job in self._jobs.all():
-            self._end(job.job_id, reason)
-
     # -- letting in -----------------------------------------------------------------
 
     def _check(self, sender: str, message: Open) -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidRequest, Misconfigured, NotRunning, StoreFailed
 from penstock.models.gguf import SUFFIX, stem_of
 from penstock.models.store import ModelStore
-from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import LlmFailure, is_model_name
 from penstock.workloads.pipes.config import LpConfig, parse_layers
 from penstock.workloads.pipes.status import PipesView
 
 if TYPE_CHECKING:
     from penstock.config import Settings
-    from penstock.workloads.pipes.node import Node
 
 
 def pipe_config(settings: Settings) -> LpConfig | None:
@@ -142,20 +138,7 @@ def _make_key(path: Path) -> None:
         raise StoreFailed(f"can't keep the network's key in {path}: {error.strerror}") from error
 
 
-# -- nodes --------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def running_node(config: LpConfig, told: Loading | None = None) -> AsyncIterator[Node]:
-    """A node without an engine. When it is left, it drains. Raises LlmFailure, Misconfigured."""
-    from penstock.workloads.pipes.node import Node
-
-    node = Node(config)
-    try:
-        await node.start(told)
-        yield node
-    finally:
-        await node.stop()
+# -- other nodes ---------------------------------------------------------------------
 
 
 async def observe(address: str, key: str) -> PipesView:

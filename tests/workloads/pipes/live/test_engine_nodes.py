@@ -25,7 +25,8 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, Progressed
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import LlmResult
-from penstock.workloads.pipes.setup import observe, pipe_config, running_node
+from penstock.workloads.pipes.node import Node
+from penstock.workloads.pipes.setup import observe, pipe_config
 from penstock.workloads.pipes.status import PipesView, status_of
 from penstock.workloads.pipes.wire.identity import new_key
 
@@ -193,9 +194,13 @@ async def test_a_job_without_its_nodes_waits_with_a_reason_and_goes_on_when_one_
         )
         config = pipe_config(late)
         assert config is not None
-        async with running_node(config):
+        node = Node(config)
+        try:
+            await node.start()
             result = await answer_of(engine.api, job)
             assert result.choices[0].text == small.text(PROMPT, 12)
+        finally:
+            await node.stop()
 
 
 @run_async

@@ -212,7 +212,7 @@ async def test_a_connection_that_only_the_other_side_knew_for_dead_is_told_as_br
         b.mesh._seeds = (a.mesh.address,)
         async with started(b):
             await soon(lambda: a.sees == b.sees == ["a", "b"])
-            await soon(lambda: a.mesh.rtt("b") and b.mesh.rtt("a"))
+            await soon(lambda: all(c.rtt for c in (*a.mesh.peers, *b.mesh.peers)))
             old = b.mesh.peers.get("a")
             assert old is not None
             assert old.outgoing  # the larger id has dialed, for the other was its seed

@@ -360,8 +360,13 @@ async def leave(site: SplitModelSite) -> None:
     await site.b.stop()
 
 
+def forget_jobs(node: Node) -> None:
+    for job in node._jobs.all():
+        node._admission._end(job.job_id, "a bit fell over")
+
+
 async def forget_the_job(site: SplitModelSite) -> None:
-    site.b._admission.end_all("a bit fell over")
+    forget_jobs(site.b)
 
 
 async def unload(site: SplitModelSite) -> None:
@@ -415,7 +420,7 @@ def pipes_of(node: Node) -> list[Pipe]:
 
 
 async def lose_the_job(nodes: dict[str, Node]) -> None:
-    nodes["b"]._admission.end_all("a bit fell over")
+    forget_jobs(nodes["b"])
 
 
 async def lose_the_next_node(nodes: dict[str, Node]) -> None:

@@ -291,14 +291,6 @@ class Mesh:
         raises ends the connection, and the sender is told."""
         self._frames[kind] = callback
 
-    def rtt(self, node_id: str) -> float:
-        """Seconds there and back; 0 for this node itself, and while it is not known."""
-        connection = self.peers.get(node_id)
-        return connection.rtt if connection is not None else 0.0
-
-    def is_connected(self, node_id: str) -> bool:
-        return node_id == self.node_id or node_id in self.peers
-
     # -- callbacks --------------------------------------------------------------------
 
     def _frame(self, sender: str, kind: Kind, payload: memoryview) -> None:

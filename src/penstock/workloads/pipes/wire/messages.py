@@ -93,7 +93,6 @@ class Refused(StrEnum):
     OWN_NODE_ID = "own_node_id"
     SECOND_CONNECTION = "second_connection"
     NOT_ADMITTED = "not_admitted"
-    NO_HELLO = "no_hello"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     HANDSHAKE_BROKEN = "handshake_broken"
     """The peer went away before it said who it is."""
