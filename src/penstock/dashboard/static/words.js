@@ -169,10 +169,10 @@ export const REASONS = {
   INPUT_UNAVAILABLE: "the submitter may not read an input's pointer, or nothing is there",
   INVALID_BODY: "there is no body, or it is no JSON object, or could be read in two ways (a name twice, NaN, nested too deep); 413 when it is too large",
   INVALID_FIELD: "error.field can't be what it is",
-  INVALID_IMAGE: "the image's name is none, as one that begins with a dash",
+  INVALID_IMAGE: "the image's name is invalid, for example because it begins with a dash",
   INVALID_JOB_ID: "it has control characters, or more than 200 characters",
-  INVALID_PROMPT: "what was asked can't be given to this model",
-  INVALID_SCHEMA: "a JSON schema or grammar that no answer can be held to",
+  INVALID_PROMPT: "the model can't take this prompt",
+  INVALID_SCHEMA: "an invalid JSON schema or grammar",
   JOB_ID_ALREADY_EXISTS: "there is, or was, a job with this id",
   JOB_MISSING: "a node was restarted or gave up its layers while the job was under way",
   JOB_UPDATE_FAILED: "the client disconnected",
@@ -180,7 +180,7 @@ export const REASONS = {
   MISSING_IMAGE: "the image is absent, empty or no text",
   MISSING_JOB_ID: "it is absent, empty or no text",
   MISSING_RUNTIME: "runtime is absent or no object",
-  MODEL_INVALID: "the model's file is gone, cut off, damaged, or no GGUF",
+  MODEL_INVALID: "the model's file is missing, truncated, damaged, or not a GGUF file",
   MODEL_NOT_FOUND: "there is no model of the name that a spooled job has",
   NODE_LOST: "a node was lost or fell silent, and no other has its layers",
   NODE_STALLED: "a node was lost or fell silent, and no other has its layers",
@@ -219,7 +219,7 @@ export const REASONS = {
   WORKER_LOST: "its worker vanished while it ran, and it is not marked idempotent",
   WORKER_RESTARTED: "the worker was restarted while it ran, and its container was gone, or was ended as configured (on_restart: end)",
   WORKER_STOPPED: "its worker was stopped, it did not end in the time to drain, and it is not idempotent",
-  WRONG_COMPUTATION: "a node gave back what can't be right: not a number, another shape, or not what the origin computes itself",
+  WRONG_COMPUTATION: "a node returned a wrong result: not a number, another shape, or other positions than were sent",
 };
 
 /** Headings of tables and names of facts, by the term that explains them. */
