@@ -8,7 +8,9 @@ folder of the test, to see that they can be.
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
-from tests.support.browser.world import World, fill
+from tests.support.browser.world import World, fill, world
 
 from penstock.core.job import Job
 
@@ -40,15 +42,29 @@ SHOWN = {
 
 
 @pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """It began an hour ago, by its clock."""
+    with world(tmp_path_factory.mktemp("engine"), behind=3600.0) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
 def jobs(engine: World) -> dict[str, Job]:
-    """Some traffic first, so that the charts have something to show, then one of every kind."""
-    for n in range(40):
-        engine.submit("job.text.shout", {"text": f"number {n}"})
-        engine.submit("job.site.page", {"n": n})
-        if n % 8 == 0:
+    """An hour of real jobs first, with the engine's clock stepped, then one of every kind."""
+    chance = random.Random(1)
+    for minute in range(55, 0, -1):
+        engine.clock.behind = minute * 60.0
+        wave = 4 + round(3 * math.sin(minute / 6)) + chance.randrange(3)
+        for n in range(wave):
+            engine.submit("job.text.shout", {"text": f"number {n}"})
+            engine.submit("job.site.page", {"n": n})
+        if minute % 7 == 0:
             engine.submit("job.pipeline.shop")
             engine.submit("job.text.fail", {"text": "the disk is full"})
-        time.sleep(0.02)
+        last = engine.submit("job.text.shout", {"text": "the last of this minute"})
+        engine.wait(last)
+        time.sleep(0.15)  # so that slower ones end in the same minute
+    engine.clock.behind = 0.0
     return fill(engine)
 
 

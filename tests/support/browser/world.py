@@ -155,10 +155,21 @@ class SplitModels(LlmExecutor):
         return {FACT: msgspec.to_builtins(NODES), **super().facts()}
 
 
+class SteppedClock(SystemClock):
+    """The machine's time, `behind` by so many seconds."""
+
+    behind = 0.0
+
+    def now(self) -> float:  # type: ignore[override]
+        return time.time() - self.behind
+
+
 class World:
     """The engine, and what tests ask of it from outside its thread."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, behind: float = 0.0, **settings: Any) -> None:
+        self.clock = SteppedClock()
+        self.clock.behind = behind
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rules.toml").write_text(RULES)
         flags = {
@@ -188,7 +199,10 @@ class World:
         self.url, self.token = self.engine.url, self.settings.token_file.read_text().strip()
 
     async def _started(self, executors: list[Any]) -> Engine:
-        portal, engine = Portal(asyncio.get_running_loop()), Engine(self.settings, executors)
+        portal, engine = (
+            Portal(asyncio.get_running_loop()),
+            Engine(self.settings, executors, clock=self.clock),
+        )
         engine.on_open = lambda: app.bind(Client(engine.api, portal, app.functions))
         await engine.start()
         return engine
@@ -253,8 +267,8 @@ def _changed(request: JobRequest, fields: dict[str, Any]) -> JobRequest:
 
 
 @contextmanager
-def world(folder: Path, **settings: Any) -> Iterator[World]:
-    one = World(folder, **settings)
+def world(folder: Path, behind: float = 0.0, **settings: Any) -> Iterator[World]:
+    one = World(folder, behind, **settings)
     try:
         yield one
     finally:
