@@ -34,14 +34,7 @@ class PgQueuerPeer:
         from pgqueuer.db import AsyncpgDriver
         from pgqueuer.queries import Queries
 
-        for attempt in range(100):  # the port opens before the server takes connections
-            try:
-                self._connection = await asyncpg.connect(self.server.url)
-                break
-            except asyncpg.CannotConnectNowError:
-                if attempt == 99:
-                    raise
-                await asyncio.sleep(0.1)
+        self._connection = await asyncpg.connect(self.server.url)
         self._queries = Queries(AsyncpgDriver(self._connection))
         await self._queries.install()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from processes import free_port, start, stop, wait_for_port
+from processes import free_port, start, stop, wait
 
 MISSING = "there is no PostgreSQL server: install the system's package 'postgresql'"
 _OPTIONS = (
@@ -61,7 +61,8 @@ class Postgres:
         self._server = start(argv, log, user=user)
         self.pid = self._server.pid
         self.url = f"postgresql://bench@127.0.0.1:{port}/postgres"
-        wait_for_port(port)
+        ready = [bin_folder / "pg_isready", "-q", "-d", self.url]
+        wait(lambda: subprocess.run(ready).returncode == 0, "PostgreSQL does not start", 20.0)
 
     @contextmanager
     def long_reader(self) -> Iterator[None]:
@@ -76,7 +77,8 @@ class Postgres:
         try:
             reader.stdin.write(b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1;\n")
             reader.stdin.flush()
-            reader.stdout.readline()
+            if not reader.stdout.readline():
+                raise RuntimeError("the session that keeps a snapshot open was refused")
             yield
         finally:
             reader.communicate()
