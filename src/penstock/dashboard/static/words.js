@@ -167,7 +167,7 @@ export const REASONS = {
   IMAGE_NOT_FOUND: "neither the engine nor the registry has it, or nothing is fetched here (pull: never)",
   IMAGE_PULL_FAILED: "it could not be fetched",
   INPUT_UNAVAILABLE: "the submitter may not read an input's pointer, or nothing is there",
-  INVALID_BODY: "there is no body, or it is no JSON object, or could be read in two ways (a name twice, NaN, nested too deep); 413 when it is too large",
+  INVALID_BODY: "there is no body, or it is not a JSON object, or could be read in two ways (a name twice, NaN, nested too deep); 413 when it is too large",
   INVALID_FIELD: "error.field can't be what it is",
   INVALID_IMAGE: "the image's name is invalid, for example because it begins with a dash",
   INVALID_JOB_ID: "it has control characters, or more than 200 characters",
