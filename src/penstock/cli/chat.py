@@ -24,7 +24,7 @@ from penstock.cli.generation import generation_options, is_piped, options_of, re
 from penstock.cli.groups import command, nearest
 from penstock.cli.live import Spinner
 from penstock.cli.options import options
-from penstock.cli.output import echo
+from penstock.cli.output import echo, warn
 from penstock.core.errors import JobCancelled, JobEnded, PenstockError
 from penstock.workloads.llm.values import LlmCode, LlmResult, Message, model_of
 from penstock.workloads.spool.config import SpoolOptions
@@ -113,7 +113,7 @@ class Talk:
                     if not self._turn(text):
                         break
                 except PenstockError as error:
-                    _complain(error.message, _hint(error))
+                    warn(error.message, _hint(error))
             return Exit.OK
         return Exit.INTERRUPTED
 
@@ -253,7 +253,7 @@ def _line() -> str | None:
         except KeyboardInterrupt:
             _say("")
         except UnicodeDecodeError:
-            _complain("the line is not UTF-8")
+            warn("the line is not UTF-8")
 
 
 def _edit_lines() -> None:
@@ -264,12 +264,6 @@ def _edit_lines() -> None:
 
 def _say(text: str) -> None:
     echo(text, err=True)
-
-
-def _complain(message: str, hint: str = "") -> None:
-    _say(f"penstock: {message}")
-    if hint:
-        _say(f"  {hint}")
 
 
 def _hint(error: PenstockError) -> str:

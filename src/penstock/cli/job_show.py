@@ -154,17 +154,13 @@ def _steps(counts: list[StepCount]) -> str:
 
 
 def _hop(hop: HopTime) -> str:
-    took = [f"computed {_ms(hop.compute_ms)}"]
+    took = [f"computed {span(hop.compute_ms / 1000)}"]
     if hop.queue_ms:
-        took.append(f"queued {_ms(hop.queue_ms)}")
+        took.append(f"queued {span(hop.queue_ms / 1000)}")
     if hop.network_ms:
-        took.append(f"on the network {_ms(hop.network_ms)}")
+        took.append(f"on the network {span(hop.network_ms / 1000)}")
     passes = f"{hop.passes:,} pass" if hop.passes == 1 else f"{hop.passes:,} passes"
     return f"{layers(hop.layers)} on {hop.node}: {passes}, {', '.join(took)}{hop.lossy}"
-
-
-def _ms(milliseconds: float) -> str:
-    return span(milliseconds / 1000)
 
 
 def _judged(job: Job, now: float) -> Iterator[tuple[str, str]]:

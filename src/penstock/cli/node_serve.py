@@ -173,10 +173,6 @@ def start(engine: EngineRef, /, with_parent: bool, **said: Any) -> int:
         from penstock.app.nodes import stay_with_parent
 
         stay_with_parent()
-    return run_node(engine, said)
-
-
-def run_node(engine: EngineRef, said: dict[str, Any]) -> int:
     settings = node_settings(engine, said)
     if not settings.node.end_model and (said["http"] or said["no_http"]):
         raise click.UsageError("a node without --end-model has no HTTP: leave --http out")
@@ -341,12 +337,14 @@ def _facts(engine: EngineRef, settings: Settings, url: str, node: Node) -> list[
     model, here = node.config.model, view_of([record]).nodes[0]
     layers = held(here, model) if record.segments else ""
     auto = "as the network decides" if record.auto else ""
+    dtype = f"in {here.segments[0].dtype}, " if here.segments and here.segments[0].dtype else ""
+    is_local = node.address.startswith(_LOOPBACK)
     facts = [
         ("model", f"{model}, {record.num_layers} layers, {node.config.source}"),
         ("layers", ", ".join(filter(None, (layers, auto))) or "none"),
-        ("computes", _computes(here.segments[0].dtype if here.segments else "", record.threads)),
+        ("computes", f"{dtype}{plural(record.threads, 'thread')}"),
         ("memory", f"{size(record.weights)} of weights, {size(record.cache_total)} for caches"),
-        ("listening", node.address + _reach(node.address)),
+        ("listening", node.address + " (for this machine only; see --listen)" * is_local),
     ]
     if url:
         facts += [("data", str(settings.data_dir)), ("http", f"{url} (OpenAI API: {url}/v1)")]
@@ -355,23 +353,9 @@ def _facts(engine: EngineRef, settings: Settings, url: str, node: Node) -> list[
             ("talk", engine.command("chat")),
             ("submit", engine.command(f"submit {PIPE_TOPICS}{model} --input '{{…}}'")),
         ]
-    return [*facts, ("to join it", _joining(node)), ("key", _key_source(engine, settings))]
-
-
-def _computes(dtype: str, threads: int) -> str:
-    count = plural(threads, "thread")
-    return f"in {dtype}, {count}" if dtype else count
-
-
-def _reach(address: str) -> str:
-    if address.startswith(_LOOPBACK):
-        return " (for this machine only; see --listen)"
-    return ""
-
-
-def _joining(node: Node) -> str:
-    model = shlex.quote(node.config.model)
-    return f"penstock node start --model {model} --join {node.address} --network-key @FILE"
+    model = shlex.quote(model)
+    joining = f"penstock node start --model {model} --join {node.address} --network-key @FILE"
+    return [*facts, ("to join it", joining), ("key", _key_source(engine, settings))]
 
 
 def _key_source(engine: EngineRef, settings: Settings) -> str:
