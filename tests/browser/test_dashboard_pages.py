@@ -408,8 +408,8 @@ def test_text_of_an_error_is_found(open_page, engine: World, jobs: dict[str, Job
 
 def test_filters_are_in_the_url_and_stay_after_a_reload(open_page, jobs: dict[str, Job]) -> None:
     page = open_page("jobs")
-    page.get_by_role("link", name=re.compile("^FAILED")).click()
-    expect(page).to_have_url(re.compile(r"state=FAILED"))
+    page.get_by_role("link", name=re.compile("^TIMEOUT")).click()
+    expect(page).to_have_url(re.compile(r"state=TIMEOUT"))
     expect(page.locator("tbody tr")).to_have_count(1)
     page.keyboard.press("/")
     page.keyboard.type("job.text.")
