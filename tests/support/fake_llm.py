@@ -62,11 +62,11 @@ class FakeRunner:
     async def models(self) -> Sequence[ModelFacts]:
         return list(self._facts.values())
 
-    async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
+    async def load(self, model: str = "", on_progress: Loading | None = None) -> ModelFacts:
         if model and model not in self._facts:
             raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"there is no model {model!r}")
-        if told is not None:
-            told(1.0, "loaded")
+        if on_progress is not None:
+            on_progress(1.0, "loaded")
         return self._facts[model or self._default]
 
     async def unload(self, model: str) -> None:

@@ -112,11 +112,11 @@ class FakeHost:
         self.running = False
         self.stopped = 0
 
-    async def start(self, told: Loading) -> None:
-        told(0.0, "loading")
+    async def start(self, on_progress: Loading) -> None:
+        on_progress(0.0, "loading")
         if self._failure is not None:
             raise self._failure
-        told(1.0, "loaded")
+        on_progress(1.0, "loaded")
         self.running = True
 
     def records(self) -> Iterable[NodeRecord]:

@@ -212,11 +212,11 @@ class _Hosted:
     def _host(self, config: LpConfig) -> Host:
         from penstock.workloads.pipes.runner import NodeHost
 
-        hosted, on_progress = self, self._on_progress
+        hosted = self
 
         class Shown(NodeHost):
-            async def start(self, told: Callable[[float, str], None]) -> None:
-                await super().start(on_progress)
+            async def start(self, on_progress: Callable[[float, str], None]) -> None:
+                await super().start(hosted._on_progress)
                 hosted._node = self.runner.node
                 hosted.there.set()
 

@@ -55,7 +55,7 @@ class Yard:
         self.fails: LlmFailure | None = None
         self.models = ModelPool(limit, idle, self.start)
 
-    async def start(self, spec: EngineSpec, told: Loading) -> Engine:
+    async def start(self, spec: EngineSpec, on_progress: Loading) -> Engine:
         self.log.append(f"+{spec.model}")
         self.starting += 1
         try:

@@ -221,10 +221,10 @@ class Ill(FakeRunner):
         super().__init__()
         self.is_well = False
 
-    async def load(self, model: str = "", told: Any = None) -> Any:
+    async def load(self, model: str = "", on_progress: Any = None) -> Any:
         if not self.is_well:
             raise EngineUnavailable(self.code, "there is not enough memory")
-        return await super().load(model, told)
+        return await super().load(model, on_progress)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ class Ill(FakeRunner):
 
     is_ill = False
 
-    async def load(self, model: str = "", told: Any = None) -> ModelFacts:
+    async def load(self, model: str = "", on_progress: Any = None) -> ModelFacts:
         if self.is_ill:
             raise EngineUnavailable(LlmCode.OUT_OF_MEMORY, "no memory is left")
-        return await super().load(model, told)
+        return await super().load(model, on_progress)
 
 
 def a_job(text: str = "one two") -> JobRequest:

@@ -58,7 +58,7 @@ class Hearing(FakeRunner):
         self.asks: list[GenerationRequest] = []
         self.most = 0
 
-    async def load(self, model: str = "", told: object = None) -> ModelFacts:
+    async def load(self, model: str = "", on_progress: object = None) -> ModelFacts:
         facts = await super().load(model)
         return ModelFacts(name=facts.name, loaded=True, vision=self.vision, context=facts.context)
 
@@ -671,7 +671,7 @@ class Ill(Hearing):
         super().__init__(**knobs)
         self.ill = set(ill)
 
-    async def load(self, model: str = "", told: object = None) -> ModelFacts:
+    async def load(self, model: str = "", on_progress: object = None) -> ModelFacts:
         if model in self.ill:
             raise EngineUnavailable(LlmCode.OUT_OF_MEMORY, f"there is no memory for {model}")
         return await super().load(model)
@@ -857,7 +857,7 @@ async def test_a_second_stop_at_once_does_not_wait(tmp_path: Path) -> None:
 @run_async
 async def test_a_server_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> None:
     class Missing(FakeRunner):
-        async def load(self, model: str = "", told: object = None) -> ModelFacts:
+        async def load(self, model: str = "", on_progress: object = None) -> ModelFacts:
             return await super().load("other")
 
     place = Place(tmp_path, Missing())

@@ -72,11 +72,13 @@ class Engine:
         )
 
     @classmethod
-    async def start(cls, spec: EngineSpec, told: Loading, timeout: float, stall: float) -> Engine:
+    async def start(
+        cls, spec: EngineSpec, on_progress: Loading, timeout: float, stall: float
+    ) -> Engine:
         """Raises LlmFailure with nothing left behind."""
         process = EngineProcess(spec)
         try:
-            await process.start(told, timeout)
+            await process.start(on_progress, timeout)
             engine = cls(process, stall)
         except BaseException:
             await process.close()
@@ -87,7 +89,7 @@ class Engine:
         except BaseException:
             await engine.close()
             raise
-        told(1.0, "loaded")
+        on_progress(1.0, "loaded")
         return engine
 
     @property

@@ -76,10 +76,10 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(
-        self, spec: EngineSpec, told: Loading | None = None
+        self, spec: EngineSpec, on_progress: Loading | None = None
     ) -> AsyncGenerator[Engine, None]:
         """An engine that stays until it is left. Raises LlmFailure if there can't be one."""
-        model = await self._take(spec, told)
+        model = await self._take(spec, on_progress)
         assert model.engine is not None
         try:
             yield model.engine
@@ -107,7 +107,7 @@ class ModelPool:
 
     # -- loading ---------------------------------------------------------------------------
 
-    async def _take(self, spec: EngineSpec, told: Loading | None) -> LoadedModel:
+    async def _take(self, spec: EngineSpec, on_progress: Loading | None) -> LoadedModel:
         while True:
             if self._is_closed:
                 raise _closing()
@@ -117,7 +117,7 @@ class ModelPool:
                 model.loading = asyncio.ensure_future(self._load(model))
                 model.loading.add_done_callback(_looked_at)
             if model.engine is None:
-                await self._await_loading(model, told)
+                await self._await_loading(model, on_progress)
                 return model
             if not model.engine.is_alive and not model.is_leaving:
                 self._lost(model)
@@ -127,12 +127,12 @@ class ModelPool:
                 model.users += 1
                 return model
 
-    async def _await_loading(self, model: LoadedModel, told: Loading | None) -> None:
+    async def _await_loading(self, model: LoadedModel, on_progress: Loading | None) -> None:
         """Be one of its users from now on, so that it does not leave before it was used."""
         assert model.loading is not None
         model.users += 1
-        if told is not None:
-            model.listeners.append(told)
+        if on_progress is not None:
+            model.listeners.append(on_progress)
         try:
             await asyncio.shield(model.loading)
         except BaseException:
@@ -143,8 +143,8 @@ class ModelPool:
                 raise _closing() from None
             raise
         finally:
-            if told is not None:
-                model.listeners.remove(told)
+            if on_progress is not None:
+                model.listeners.remove(on_progress)
 
     def _release(self, model: LoadedModel) -> None:
         loop = asyncio.get_running_loop()

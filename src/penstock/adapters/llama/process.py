@@ -117,10 +117,10 @@ class EngineProcess:
         """A file in its private folder."""
         return self._folder / name
 
-    async def start(self, told: Loading, timeout: float) -> None:
+    async def start(self, on_progress: Loading, timeout: float) -> None:
         """Return when the model is loaded. Raises LlmFailure saying why it can't be."""
         self._tell()
-        looking = asyncio.ensure_future(self._look(told))
+        looking = asyncio.ensure_future(self._look(on_progress))
         try:
             async with asyncio.timeout(timeout):
                 await _first(self._ready, self.gone)
@@ -185,12 +185,12 @@ class EngineProcess:
             pipe.write(msgspec.json.encode(plan) + b"\n")
             pipe.flush()
 
-    async def _look(self, told: Loading) -> None:
+    async def _look(self, on_progress: Loading) -> None:
         """Tell how far loading is, by how much memory it has."""
         furthest = 0.0
         while True:
             furthest = max(furthest, resident(self.pid) / self.spec.size.memory)
-            told(min(0.95, furthest), "loading the model")
+            on_progress(min(0.95, furthest), "loading the model")
             await asyncio.sleep(_LOOK)
 
     # -- in threads of their own -----------------------------------------------------------

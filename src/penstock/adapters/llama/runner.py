@@ -71,11 +71,11 @@ class LlamaRunner:
     async def models(self) -> Sequence[ModelFacts]:
         return [self._now(facts) for facts in await self._catalog.list()]
 
-    async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
+    async def load(self, model: str = "", on_progress: Loading | None = None) -> ModelFacts:
         facts = await self._catalog.find(model)
-        if told is not None:
-            told(0.0, "starting the engine")
-        async with self._running().use(self._spec(facts), told):
+        if on_progress is not None:
+            on_progress(0.0, "starting the engine")
+        async with self._running().use(self._spec(facts), on_progress):
             return self._now(facts)
 
     async def unload(self, model: str) -> None:
@@ -140,8 +140,8 @@ class LlamaRunner:
         if self._pool is None:
             config = self._config
 
-            async def start(spec: EngineSpec, told: Loading) -> Engine:
-                return await Engine.start(spec, told, config.load_timeout, config.stall)
+            async def start(spec: EngineSpec, on_progress: Loading) -> Engine:
+                return await Engine.start(spec, on_progress, config.load_timeout, config.stall)
 
             self._pool = ModelPool(memory_limit(config, self._machine), config.idle, start)
         return self._pool

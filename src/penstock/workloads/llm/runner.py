@@ -68,7 +68,7 @@ class Runner(Protocol):
     async def models(self) -> Sequence[ModelFacts]:
         """All that it could load, the default one first."""
 
-    async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
+    async def load(self, model: str = "", on_progress: Loading | None = None) -> ModelFacts:
         """Have it in memory, unloading others if it must; the default one without a name."""
 
     async def unload(self, model: str) -> None:

@@ -54,7 +54,7 @@ class Host(Protocol):
     def runner(self) -> Runner:
         """Answers with its model; only where it has the end model."""
 
-    async def start(self, told: Loading) -> None:
+    async def start(self, on_progress: Loading) -> None:
         """Until its own part is loaded. Raises LlmFailure, Misconfigured."""
 
     def records(self) -> Iterable[NodeRecord]:

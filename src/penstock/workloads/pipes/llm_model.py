@@ -46,10 +46,10 @@ class LlmModel:
         layers: LayerRange,
         dtype: str,
         device: torch.device = CPU,
-        told: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> LlmModel:
         """Reads the tensors of these layers and no others, one layer after the other, and tries
-        them; `told` hears how many of how many are there. Raises LlmFailure: NOT_SUPPORTED,
+        them; `on_progress` hears how many of how many are there. Raises LlmFailure: NOT_SUPPORTED,
         MODEL_INVALID."""
         if not 0 <= layers.start < layers.end <= architecture.num_layers:
             raise LlmFailure(
@@ -68,8 +68,8 @@ class LlmModel:
                 modules[number] = segment.load_layer(number, tensors)
             del tensors
             give_back()  # what the layer was made of
-            if told is not None:
-                told(len(modules), len(layers))
+            if on_progress is not None:
+                on_progress(len(modules), len(layers))
         with naming(source), torch.inference_mode():
             layouts = tried(segment, modules)
         return cls(segment, modules, layouts, prints)

@@ -72,7 +72,9 @@ class LoadedLayers:
     def weight_bytes(self) -> int:
         return sum(segment.weight_bytes for segment in self.segments)
 
-    async def hold(self, ranges: Sequence[LayerRange], told: LayerProgress | None = None) -> None:
+    async def hold(
+        self, ranges: Sequence[LayerRange], on_progress: LayerProgress | None = None
+    ) -> None:
         """Exactly these. Raises LlmFailure, and then holds what it held before, without what it
         dropped to make room."""
         async with self._turn:
@@ -84,7 +86,7 @@ class LoadedLayers:
             parts = list(self.segments)
             try:
                 for layers in ranges_of(wanted - held):
-                    parts.append(await self._load(layers, told))
+                    parts.append(await self._load(layers, on_progress))
             finally:
                 self._loading.clear()
             self._show(ranges, parts)
@@ -125,7 +127,7 @@ class LoadedLayers:
         ]
         return (*ready, *coming)
 
-    async def _load(self, layers: LayerRange, told: LayerProgress | None) -> LlmModel:
+    async def _load(self, layers: LayerRange, on_progress: LayerProgress | None) -> LlmModel:
         loop = asyncio.get_running_loop()
         self._loading[layers] = 0
         self._changed()
@@ -136,8 +138,8 @@ class LoadedLayers:
                 raise LoadingStopped
             self._loading[layers] = count
             loop.call_soon_threadsafe(self._changed)
-            if told is not None:
-                told(count, of)
+            if on_progress is not None:
+                on_progress(count, of)
 
         def load() -> tuple[LlmModel, float]:
             model = LlmModel.load(

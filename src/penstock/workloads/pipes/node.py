@@ -112,16 +112,16 @@ class Node:
 
     # -- life -----------------------------------------------------------------------
 
-    async def start(self, told: Loading | None = None) -> None:
+    async def start(self, on_progress: Loading | None = None) -> None:
         """Until its own layers are loaded. Raises LlmFailure and Misconfigured."""
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self._start(told))
+            self._starting = asyncio.ensure_future(self._start(on_progress))
         await asyncio.shield(self._starting)
 
-    async def _start(self, told: Loading | None) -> None:
+    async def _start(self, on_progress: Loading | None) -> None:
         self._loop = asyncio.get_running_loop()
         identity = Identity.make(self.config.key, self.node_id)
-        tell = told or (lambda fraction, what: None)
+        tell = on_progress or (lambda fraction, what: None)
         tell(0.0, "measuring")
         self._source, self._architecture, self._choice = await asyncio.to_thread(self._look)
         self._check_layers()
@@ -440,7 +440,7 @@ class Node:
             draining=self._draining,
             stalled=self._is_stalled(now),
             refused=dict(self.refused),
-            **self._assigning.told(),
+            **self._assigning.record_fields(),
         )
 
     def _is_stalled(self, now: float) -> bool:
@@ -583,8 +583,8 @@ class Node:
     def context_of(self, hops: tuple[Hop, ...]) -> int:
         """Tokens that a job may have on all of these nodes."""
         records = (self.mesh.table.get(hop.node_id) for hop in hops)
-        told = (record.context for record in records if record is not None and record.context)
-        return min([self.context, *told])
+        contexts = (record.context for record in records if record is not None and record.context)
+        return min([self.context, *contexts])
 
     async def changed(self, timeout: float) -> None:
         """Until something about the nodes is new, or time has passed."""

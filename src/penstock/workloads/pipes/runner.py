@@ -62,10 +62,10 @@ class PipeRunner:
     async def models(self) -> Sequence[ModelFacts]:
         return (self._node.facts(),)
 
-    async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
+    async def load(self, model: str = "", on_progress: Loading | None = None) -> ModelFacts:
         """Until its own part is loaded; a pipe may still want for other nodes."""
         self._check(model)
-        await self._node.start(told)
+        await self._node.start(on_progress)
         return self._node.facts()
 
     async def unload(self, model: str) -> None:
@@ -145,8 +145,8 @@ class NodeHost:
     def address(self) -> str:
         return self._node.address
 
-    async def start(self, told: Loading) -> None:
-        await self._node.start(told)
+    async def start(self, on_progress: Loading) -> None:
+        await self._node.start(on_progress)
 
     def records(self) -> Iterable[NodeRecord]:
         return self._node.mesh.table.live()

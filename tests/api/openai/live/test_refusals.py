@@ -248,7 +248,7 @@ async def test_a_model_whose_engine_is_unavailable_is_told_at_once_with_the_reas
     tmp_path: Path,
 ) -> None:
     class Unable(FakeRunner):
-        async def load(self, model: str = "", told: Any = None) -> Any:
+        async def load(self, model: str = "", on_progress: Any = None) -> Any:
             raise EngineUnavailable(LlmCode.ENGINE_MISSING, "install libgomp1")
 
     async with door(tmp_path, Unable()) as one:

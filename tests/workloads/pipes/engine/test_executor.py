@@ -290,11 +290,11 @@ async def test_how_far_a_model_is_loaded_is_logged_in_few_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Slow(FakeHost):
-        async def start(self, told: Loading) -> None:
-            told(0.0, "measuring")
+        async def start(self, on_progress: Loading) -> None:
+            on_progress(0.0, "measuring")
             for layer in range(1, 101):
-                told(layer / 100, f"reading layer {layer} of 100")
-            told(1.0, "ready")
+                on_progress(layer / 100, f"reading layer {layer} of 100")
+            on_progress(1.0, "ready")
 
     executor = PipesExecutor(CONFIG, Slow)
     with caplog.at_level("INFO", "penstock.workloads.pipes.executor"):

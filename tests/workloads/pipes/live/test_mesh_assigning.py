@@ -47,7 +47,7 @@ class Holder(Seen):
 
     def publish(self, **facts: object) -> None:
         self.record_of = replace(self.record_of, **facts)
-        self.mesh.publish(replace(self.record_of, **self.assigning.told()))
+        self.mesh.publish(replace(self.record_of, **self.assigning.record_fields()))
 
 
 def held(by: Holder) -> list[str]:

@@ -39,7 +39,7 @@ def load(source: Any, layers: LayerRange, dtype: str = "float32", **more: Any) -
 def test_only_the_layers_that_are_asked_for_are_read() -> None:
     source = tiny("llama")[1]
     told: list[tuple[int, int]] = []
-    model = load(source, LayerRange(1, 4), told=lambda *how: told.append(how))
+    model = load(source, LayerRange(1, 4), on_progress=lambda *how: told.append(how))
     assert source.layers_read == [1, 2, 3]
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert model.layers == LayerRange(1, 4)

@@ -148,7 +148,7 @@ class Assigning:
         """When other layers than before are to be held here."""
         self._on_assigned.append(callback)
 
-    def told(self) -> dict[str, Any]:
+    def record_fields(self) -> dict[str, Any]:
         """What belongs into this node's record."""
         return {
             "assigned": self._assigned,
@@ -189,7 +189,7 @@ class Assigning:
     def _publish(self) -> None:
         own = self._own()
         if own is not None and not self._mesh.stopped:
-            self._mesh.publish(replace(own, **self.told()))
+            self._mesh.publish(replace(own, **self.record_fields()))
 
     def _own(self) -> NodeRecord | None:
         return self._mesh.table.get(self._node_id)

@@ -41,10 +41,11 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 def prepare(
-    source: Source, folder: Path, told: Callable[[int, int], None] | None = None
+    source: Source, folder: Path, on_progress: Callable[[int, int], None] | None = None
 ) -> Prepared:
-    """The folder is there when all of it is, or not at all. `told` hears how many parts of how
-    many are written."""
+    """Write a model as a folder, which appears when all of it is written.
+
+    `on_progress` is called with the number of parts that are written, and of all."""
     folder = folder.absolute()
     if folder.exists():
         raise LlmFailure(LlmCode.MODEL_INVALID, f"{folder} is there already: name a new folder")
@@ -53,7 +54,7 @@ def prepare(
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir()
-        prepared = _write(source, unfinished, told or (lambda *_: None))
+        prepared = _write(source, unfinished, on_progress or (lambda *_: None))
         _settle(unfinished)
         unfinished.rename(folder)
     except LlmFailure:
@@ -65,7 +66,7 @@ def prepare(
     return prepared
 
 
-def _write(source: Source, folder: Path, told: Callable[[int, int], None]) -> Prepared:
+def _write(source: Source, folder: Path, on_progress: Callable[[int, int], None]) -> Prepared:
     count = source.config["num_hidden_layers"]
     where: dict[str, str] = {}
     prints: list[str] = []
@@ -79,19 +80,19 @@ def _write(source: Source, folder: Path, told: Callable[[int, int], None]) -> Pr
 
     layer_bytes = 0
     for n in range(count):
-        told(n, count + 1)
+        on_progress(n, count + 1)
         layer = source.layer(n)
         prints.append(fingerprint(layer))
         named = {f"model.layers.{n}.{name}": tensor for name, tensor in layer.items()}
         layer_bytes += save(named, f"layer-{n:03}.safetensors")
-    told(count, count + 1)
+    on_progress(count, count + 1)
     end_bytes = save(source.ends(), _ENDS)
     source.tokenizer().save_pretrained(folder / TOKENIZER)
     _dump(source.generation, folder / "generation_config.json")
     _dump(source.config, folder / "config.json")
     metadata = {"total_size": layer_bytes + end_bytes, FINGERPRINTS: prints}
     _dump({"metadata": metadata, "weight_map": where}, folder / INDEX)
-    told(count + 1, count + 1)
+    on_progress(count + 1, count + 1)
     return Prepared(num_layers=count, layer_bytes=layer_bytes, end_bytes=end_bytes)
 
 

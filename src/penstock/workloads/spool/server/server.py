@@ -111,12 +111,12 @@ class Server:
         """What keeps it from its work, as a disk without room or an engine out of memory."""
         return self._health
 
-    async def start(self, told: Loading | None = None) -> None:
+    async def start(self, on_progress: Loading | None = None) -> None:
         """Loads the model, recovers orphans, and begins. Misconfigured or LlmFailure if it
-        can't; then nothing of it is left. `told` hears how far the model is."""
+        can't; then nothing of it is left. `on_progress` hears how far the model is."""
         try:
             await self._threads.do(self._workspace.create)
-            facts = await self._runner.load(told=told)
+            facts = await self._runner.load(on_progress=on_progress)
             self._processor.default_model = facts.name
             await self._threads.do(self._claims.enter)
             await self._threads.do(write_pid, self._workspace.path)
