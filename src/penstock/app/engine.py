@@ -367,12 +367,13 @@ class Engine:
 
     def _http_server(self, options: HttpOptions) -> HttpServer:
         from penstock.api.server import HttpServer
-        from penstock.app.front_door import ForwardingServer
 
         keys, clock, health = self.parts.keys, self._clock, self._health
         sign_ins, owner_url = EngineAuthenticator(keys, self.api), self._owner_url
         if owner_url is None or options.certfile:
             return HttpServer(sign_ins, options, clock=clock, health=health)
+        from penstock.app.front_door import ForwardingServer  # needs an extra
+
         return ForwardingServer(sign_ins, options, keys, owner_url, clock=clock, health=health)
 
     def _join_engines(self, token: str) -> None:
