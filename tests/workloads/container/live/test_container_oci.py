@@ -170,23 +170,28 @@ def test_a_worker_killed_while_it_starts_the_shim_leaves_no_second_one(tmp_path:
     folder, slow = tmp_path / "live", tmp_path / "slow.py"
     folder.mkdir()
     slow.write_text(
-        f"import time, sys; open({str(tmp_path / 'begun')!r}, 'w').close(); time.sleep(1.5)\n"
+        f"import os, time, sys; open({str(tmp_path / 'begun')!r}, 'w').close()\n"
+        "for _ in range(600):\n"
+        f"    if os.path.exists({str(tmp_path / 'go')!r}): break\n"
+        "    time.sleep(0.05)\n"
         f"sys.path.insert(0, {str(Path(shim_module.__file__).parent)!r}); import shim\n"
         "shim.main(*sys.argv[1:])\n"
     )
     code = (
         "import sys; from pathlib import Path;"
         "from penstock.workloads.container.engines.oci import client, shim;"
-        "shim.__file__ = sys.argv[2]; held = client._connected(Path(sys.argv[1]), '');"
-        "print('on', flush=True); input()"
+        "shim.__file__ = sys.argv[2]; print('connects', flush=True);"
+        "held = client._connected(Path(sys.argv[1]), ''); print('on', flush=True); input()"
     )
     words = (sys.executable, "-c", code, str(folder))
-    with subprocess.Popen([*words, str(slow)]) as first:
+    with subprocess.Popen([*words, str(slow)], stdout=subprocess.DEVNULL) as first:
         eventually((tmp_path / "begun").exists)
         first.kill()
     pipe = subprocess.PIPE
     with subprocess.Popen([*words, shim_module.__file__], stdin=pipe, stdout=pipe) as second:
         assert second.stdout is not None
+        assert second.stdout.readline() == b"connects\n"
+        (tmp_path / "go").touch()
         assert second.stdout.readline() == b"on\n"
         [found] = set(processes_with(str(folder))) - {second.pid}
         assert found in processes_with(str(slow))
