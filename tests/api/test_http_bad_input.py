@@ -185,6 +185,23 @@ async def test_a_body_that_comes_too_slowly_is_given_up(tmp_path: Path) -> None:
         await still_answers(one)
 
 
+async def status_of_a_dripping_body(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bytes:
+    """The first line of the answer to a body that comes byte by byte and never ends."""
+
+    async def drip() -> None:
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    dripping.cancel()
+    writer.close()
+    return answer.splitlines()[0]
+
+
 @run_async
 async def test_a_body_that_drips_is_given_up_however_long_it_lasts(tmp_path: Path) -> None:
     async with house(tmp_path, body_grace=0.2, min_rate=1000) as one:
@@ -192,17 +209,7 @@ async def test_a_body_that_drips_is_given_up_however_long_it_lasts(tmp_path: Pat
         writer.write(
             one.head("POST", "/v1/jobs", "Content-Type: application/json", "Content-Length: 100000")
         )
-
-        async def drip() -> None:
-            while True:
-                writer.write(b" ")
-                await asyncio.sleep(0.02)
-
-        dripping = asyncio.create_task(drip())
-        said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-        dripping.cancel()
-        writer.close()
-        assert b" 408 " in said.splitlines()[0]
+        assert b" 408 " in await status_of_a_dripping_body(reader, writer)
 
 
 @run_async
@@ -212,17 +219,7 @@ async def test_an_upload_that_drips_is_given_up(tmp_path: Path) -> None:
         form = "Content-Type: multipart/form-data; boundary=b"
         writer.write(one.head("POST", "/v1/files", form, "Content-Length: 100000"))
         writer.write(b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n')
-
-        async def drip() -> None:
-            while True:
-                writer.write(b" ")
-                await asyncio.sleep(0.02)
-
-        dripping = asyncio.create_task(drip())
-        said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-        dripping.cancel()
-        writer.close()
-        assert b" 408 " in said.splitlines()[0]
+        assert b" 408 " in await status_of_a_dripping_body(reader, writer)
 
 
 @run_async
